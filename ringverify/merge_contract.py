@@ -167,10 +167,13 @@ class MergeImplementation:
         return self.function(*partials)
 
 
-def merge(*, name: str | None = None, **capabilities: Any) -> Callable[[Callable[..., Any]], MergeImplementation]:
+def merge(
+    *bare: Any, name: str | None = None, **capabilities: Any
+) -> Callable[[Callable[..., Any]], MergeImplementation]:
     """Declare a function as a merge of partial results of attention.
 
     Args:
+        *bare: none; it is here to be refused where the parentheses were forgotten.
         name: its name in reports; by default the function's dotted name.
         **capabilities: the fields of `MergeCapabilities`.
 
@@ -178,6 +181,8 @@ def merge(*, name: str | None = None, **capabilities: Any) -> Callable[[Callable
         TypeError: an unknown capability, or a function that cannot be called as a merge.
         ValueError: a capability has an impossible value, or two contradict one another.
     """
+    if bare:
+        raise TypeError("@merge without parentheses: write @merge(), or declare what it supports")
     known = [field.name for field in dataclasses.fields(MergeCapabilities)]
     if unknown := sorted(set(capabilities) - set(known)):
         raise TypeError(f"unknown capability {unknown[0]!r} of a merge; known: {', '.join(known)}")

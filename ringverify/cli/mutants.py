@@ -27,6 +27,9 @@ def add_parser(commands: Any) -> None:
         help="every property on every mutant, not only the first kill",
     )
     parser.add_argument("--variants", action="store_true", help="correct implementations instead: false alarms")
+    parser.add_argument(
+        "--merges", action="store_true", help="merges of partial results instead: wrong ones and correct ones"
+    )
     parser.add_argument("--only", type=names, metavar="ID,…", help="these properties only")
     parser.add_argument("--skip", type=names, metavar="ID,…", default=(), help="not these properties")
     parser.add_argument("--expected", type=Path, metavar="FILE", help="only the kills that this file expects")

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from ringref.sharding import KEY_SHARDINGS, QUERY_SHARDINGS, PageTable, key_positions
+from ringverify.faults.arithmetic import rounded
 from ringverify.faults.fault import FaultKind, Faults
 from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps
@@ -112,6 +113,21 @@ def _as_at_first(here: Here, i: Tensor, j: Tensor) -> Tensor:
 
 
 _add("O178", "the length of the cache is kept from the first call", _only(_as_at_first), kind="state")
+
+
+def _narrow_partials(steps: Steps, here: Here, partial: Partial) -> Partial:
+    """Round what a rank found before it is merged with what others did, where a single query is decoded."""
+    if here.problem.nq == 1:
+        partial = Partial(*(rounded(here, one) for one in partial))
+    return STEPS.together(steps, here, partial)
+
+
+_add(
+    "O187",
+    "while decoding, out and lse of a rank are rounded to the input dtype before they are merged",
+    replace(STEPS, together=_narrow_partials),
+    kind="precision",
+)
 
 _MASKS: dict[tuple[object, ...], Tensor] = {}
 

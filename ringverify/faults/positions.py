@@ -232,7 +232,10 @@ def another_sharding(name: ShardingName) -> Steps:
 
 def declare_or_heed(sharding: str) -> str:
     """Say what to try where positions are those of another sharding than the declared one."""
-    return f'Declare sharding="{sharding}" if that is how your ranks hold the sequence, or mask by call.positions'
+    return (
+        f'Declare sharding="{sharding}" (of a cache, key_sharding) if that is how your ranks hold the sequence, or '
+        "mask by call.positions and call.key_positions"
+    )
 
 
 FAULTS.cause(

@@ -162,6 +162,23 @@ class FalseAlarms(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MergeKills(Section):
+    """Wrong merges and correct ones.
+
+    Attributes:
+        kills: by fault and by each property that kills it, examples until the kill.
+        survivors: faults that none kills.
+        each: examples of each correct merge.
+        alarms: the false alarms.
+    """
+
+    kills: Mapping[str, Mapping[str, int]]
+    survivors: tuple[str, ...]
+    each: Mapping[str, int]
+    alarms: tuple[Alarm, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class KillReport:
     """The whole file; a section is `None` until a run writes it."""
 
@@ -169,6 +186,24 @@ class KillReport:
     first: FirstKills | None = None
     matrix: KillMatrix | None = None
     variants: FalseAlarms | None = None
+    merges: MergeKills | None = None
+
+
+def merges_section(
+    kills: Mapping[str, Mapping[str, int]],
+    each: Mapping[str, int],
+    alarms: Sequence[Alarm],
+    effort: Effort,
+    seconds: float,
+) -> MergeKills:
+    """Return the section with wrong and correct merges."""
+    return MergeKills(
+        **vars(Section.of(effort, seconds)),
+        kills=kills,
+        survivors=tuple(id for id, found in kills.items() if not found),
+        each=each,
+        alarms=tuple(alarms),
+    )
 
 
 def first_kills_section(kills: Sequence[Kill], effort: Effort, seconds: float) -> FirstKills:
@@ -271,7 +306,7 @@ def read(path: Path) -> KillReport:
         ) from None
 
 
-def add(path: Path, section: FirstKills | KillMatrix | FalseAlarms) -> None:
+def add(path: Path, section: FirstKills | KillMatrix | FalseAlarms | MergeKills) -> None:
     """Write a section to the file, in place of an older one; other sections stay.
 
     A matrix of some mutants is added to that of the others.
@@ -282,6 +317,8 @@ def add(path: Path, section: FirstKills | KillMatrix | FalseAlarms) -> None:
     report = read(path)
     if isinstance(section, FirstKills):
         report = dataclasses.replace(report, first=section)
+    elif isinstance(section, MergeKills):
+        report = dataclasses.replace(report, merges=section)
     elif isinstance(section, FalseAlarms):
         report = dataclasses.replace(report, variants=section)
     else:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.reports import OUT_OF_SCOPE
-from ringverify.lab.kill_report import FalseAlarms, FirstKills, KillMatrix, KillReport, Section
+from ringverify.lab.kill_report import FalseAlarms, FirstKills, KillMatrix, KillReport, MergeKills, Section
 from ringverify.lab.variants import VARIANTS
+from ringverify.merging.faults import FAULTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.reports.markdown import table
 
@@ -42,6 +43,8 @@ def markdown(report: KillReport, source: str) -> str:
         parts += _justification(report.matrix, report.variants)
     if report.variants is not None:
         parts += _variants(report.variants)
+    if report.merges is not None:
+        parts += _merges(report.merges)
     parts += ["## Reports without a mutant\n", table(("row", "why"), OUT_OF_SCOPE.items())]
     if report.matrix is not None:
         parts += _every_mutant(report.matrix, report.first)
@@ -50,7 +53,12 @@ def markdown(report: KillReport, source: str) -> str:
 
 def _commands(report: KillReport, source: str) -> str:
     lines = []
-    sections = ((report.first, ""), (report.matrix, " --matrix"), (report.variants, " --variants"))
+    sections = (
+        (report.first, ""),
+        (report.matrix, " --matrix"),
+        (report.variants, " --variants"),
+        (report.merges, " --merges"),
+    )
     for made, option in sections:
         if made is not None:
             most = "" if made.max_examples is None else f" --max-examples {made.max_examples}"
@@ -141,6 +149,23 @@ def _variants(variants: FalseAlarms) -> Iterable[str]:
         ("implementation", "examples", "what looks wrong"),
         [(name, count, stories.get(name, "")) for name, count in variants.each.items()],
     )
+
+
+def _merges(merges: MergeKills) -> Iterable[str]:
+    yield "## Merges of partial results\n"
+    killed, examples = len(merges.kills) - len(merges.survivors), sum(merges.each.values())
+    yield (
+        f"{killed} of {len(merges.kills)} wrong merges are killed; {len(merges.each)} correct ones, in {examples} "
+        f"examples: **{len(merges.alarms)} false alarms**. {_made(merges)} Each property that kills a fault has the "
+        "examples it took, in a merge of two or in one of n.\n"
+    )
+    rows = [
+        (f"`{id}`", FAULTS[id].sentence, ", ".join(f"{name} {count}" for name, count in found.items()) or "**none**")
+        for id, found in merges.kills.items()
+        if id in FAULTS
+    ]
+    yield table(("fault", "what is wrong", "killed by"), rows)
+    yield table(("correct merge", "examples"), list(merges.each.items()))
 
 
 def _every_mutant(matrix: KillMatrix, first: FirstKills | None) -> Iterable[str]:

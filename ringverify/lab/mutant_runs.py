@@ -11,12 +11,16 @@ from ringverify.errors import UsageError
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.files import write_named
 from ringverify.lab import expected as expectations
-from ringverify.lab import kill_report
+from ringverify.lab import kill_report, merge_kills
 from ringverify.lab.expected import Expected
 from ringverify.lab.false_alarms import CORRECT, acquittals
 from ringverify.lab.kill_tables import markdown
 from ringverify.lab.killing import Effort, Kill, expected_kills, first_kills, line, matrix
+from ringverify.lab.variants_of_merges import CORRECT as CORRECT_MERGES
+from ringverify.lab.variants_of_merges import WRONG
+from ringverify.merging.properties import MergeProperty, select_merge
 from ringverify.properties.catalogue import select
+from ringverify.properties.property import Property
 
 Say = Callable[[str], None]
 
@@ -31,6 +35,7 @@ class MutantsRequest:
         skip: properties to leave out.
         every: try all properties on every mutant.
         variants: try correct implementations instead of mutants.
+        merges: try merges of partial results instead, wrong ones and correct ones.
         expected: file of the expected kills, which are tried instead of all properties.
         write_expected: where to write the cheapest kill of each mutant; needs `every`.
         report: file to which the results are added.
@@ -45,6 +50,7 @@ class MutantsRequest:
     skip: Iterable[str] = ()
     every: bool = False
     variants: bool = False
+    merges: bool = False
     expected: Path | None = None
     write_expected: Path | None = None
     report: Path | None = None
@@ -61,24 +67,21 @@ def run(request: MutantsRequest, say: Say) -> int:
         UsageError: an id, a property, a file or a combination of options is wrong.
         Inconclusive: the world could not be set up.
     """
-    known = CORRECT if request.variants else MUTANTS
-    for id in request.ids:
-        if id not in known:
-            hint = f"known: {', '.join(CORRECT)}" if request.variants else "`ringverify list mutants` names them"
-            raise UsageError(f"unknown {'implementation' if request.variants else 'mutant'} {id!r}: {hint}")
-    if request.write_expected is not None and not request.every:
-        raise UsageError("--write-expected takes the cheapest kill of each mutant, which needs --matrix")
+    _look_at(request)
     if request.table is not None:
         return _write_table(request.table, request.report, say)
     if request.report is not None:
         kill_report.read(request.report)  # a damaged file is refused before the run rather than after it
+    choose: Callable[..., Sequence[Property | MergeProperty]] = select_merge if request.merges else select
     effort = Effort(
-        properties=tuple(property.id for property in select(request.only, request.skip)),
+        properties=tuple(property.id for property in choose(request.only, request.skip)),
         seed=request.seed,
         most=request.most,
         jobs=request.jobs,
     )
-    ids = request.ids or tuple(known)
+    ids = request.ids or tuple(_known(request))
+    if request.merges:
+        return _merges(ids, effort, request.report, say)
     if request.variants:
         return _variants(ids, effort, request.report, say)
     if request.expected is not None:
@@ -88,6 +91,37 @@ def run(request: MutantsRequest, say: Say) -> int:
     if request.every:
         return _matrix(ids, effort, request.report, request.write_expected, say)
     return _first(ids, effort, request.report, say)
+
+
+def _known(request: MutantsRequest) -> Iterable[str]:
+    return (*WRONG, *CORRECT_MERGES) if request.merges else CORRECT if request.variants else MUTANTS
+
+
+def _look_at(request: MutantsRequest) -> None:
+    """Check the ids, and that options do not contradict one another.
+
+    Raises:
+        UsageError: they do, or an id is unknown.
+    """
+    known, what = _known(request), "merge" if request.merges else "implementation" if request.variants else "mutant"
+    for id in request.ids:
+        if id not in known:
+            hint = "`ringverify list mutants` names them" if what == "mutant" else f"known: {', '.join(known)}"
+            raise UsageError(f"unknown {what} {id!r}: {hint}")
+    if request.write_expected is not None and not request.every:
+        raise UsageError("--write-expected takes the cheapest kill of each mutant, which needs --matrix")
+    others = {"--matrix": request.every, "--variants": request.variants, "--expected": request.expected is not None}
+    if request.merges and (other := next((name for name, given in others.items() if given), None)):
+        raise UsageError(f"{other} is for implementations of attention: leave it out, or --merges")
+
+
+def _merges(ids: Sequence[str], effort: Effort, report: Path | None, say: Say) -> int:
+    found = merge_kills.run(ids, effort, say)
+    if report is not None:
+        kill_report.add(report, found)
+    examples = sum(found.each.values())
+    say(f"{len(found.alarms)} false alarms in {examples} examples of {len(found.each)} correct merges")
+    return max(_survivors(found.survivors, len(found.kills), say), int(bool(found.alarms)))
 
 
 def _told(kills: Iterable[Kill], say: Say) -> Iterable[Kill]:

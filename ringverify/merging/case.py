@@ -42,6 +42,7 @@ class MergeCase:
         values: kind of log-sum-exps.
         memory: layout of the partials in memory.
         seed: of the numbers.
+        given: the numbers themselves, in base e and with −inf for an empty partial; `None` draws them.
     """
 
     partials: int = 2
@@ -53,6 +54,7 @@ class MergeCase:
     values: PartialValues = "normal"
     memory: Memory = "contiguous"
     seed: int = 0
+    given: Partials | None = None
 
     def describe(self) -> str:
         """Describe it in a line."""
@@ -63,7 +65,7 @@ class MergeCase:
 
     def recorded(self) -> RecordedMerge:
         """Return it in the form that events have."""
-        return RecordedMerge(**dataclasses.asdict(self))
+        return RecordedMerge(**{field.name: getattr(self, field.name) for field in dataclasses.fields(RecordedMerge)})
 
 
 def simpler(case: MergeCase, capabilities: MergeCapabilities) -> Iterator[MergeCase]:
@@ -111,7 +113,10 @@ def lse_dtype_of(case: MergeCase, capabilities: MergeCapabilities) -> DtypeName:
 
 
 def partials_of(case: MergeCase, capabilities: MergeCapabilities) -> Partials:
-    """Draw the numbers of a case."""
+    """Return the numbers of a case: those that it is given, or drawn."""
+    if case.given is not None:
+        mark = -math.inf if capabilities.empty is None else capabilities.empty
+        return dataclasses.replace(case.given, lse=np.where(np.isneginf(case.given.natural), mark, case.given.natural))
     draw = np.random.default_rng(case.seed)
     rows = (case.partials, case.batch, case.heads, case.tokens)
     lse = 2.0 * draw.standard_normal(rows)

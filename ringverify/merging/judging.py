@@ -81,9 +81,14 @@ def judge_merge(
         return margin, None
     unlike = dataclasses.replace(case, memory="contiguous")
     of_memory = unlike != case and judge_merge(property, unlike, c, calls)[1] is None
-    summary = f"{TITLES[wrong.tensor]} {property.told}: {wrong.wrong} of {wrong.of} elements"
-    summary += f", where the partials are {case.memory} in memory, not contiguous" if of_memory else ""
-    return margin, MergeViolation(("value", wrong.tensor), summary, wrong=wrong)
+    where = f", where the partials are {case.memory} in memory, not contiguous" if of_memory else ""
+    return margin, value_violation(property, wrong, where)
+
+
+def value_violation(property: MergeProperty, wrong: WrongElement, where: str = "") -> MergeViolation:
+    """Return the violation of a wrong result."""
+    summary = f"{TITLES[wrong.tensor]} {property.told}: {wrong.wrong} of {wrong.of} elements{where}"
+    return MergeViolation(("value", wrong.tensor), summary, wrong=wrong)
 
 
 def draws(property: MergeProperty, c: MergeCapabilities, examples: int, seed: int) -> Iterator[MergeCase]:

@@ -230,6 +230,9 @@ PROPERTIES: dict[str, MergeProperty] = {
 }
 """In the order in which they are checked and reported."""
 
+ANY_RESULT = MergeProperty("any_result", "every result is right", _always)
+"""What golden vectors hold a merge to; no property by itself."""
+
 
 def select_merge(only: Iterable[str] | None, skip: Iterable[str]) -> list[MergeProperty]:
     """Return the properties named by `only` (all, if `None`) without those named by `skip`.
@@ -282,14 +285,20 @@ def result_named(result: MergeResult, name: str, case: MergeCase, c: MergeCapabi
 
 
 def compared(
-    case: MergeCase, c: MergeCapabilities, names: Sequence[str], results: Sequence[MergeResult]
+    case: MergeCase,
+    c: MergeCapabilities,
+    names: Sequence[str],
+    results: Sequence[MergeResult],
+    right: tuple[Merged, MergeAllowed] | None = None,
 ) -> tuple[float, WrongElement | None]:
-    """Compare the first of several results with the oracle, or if there are two, the second with the first.
+    """Compare the first of several results with what is right, or if there are two, the second with the first.
+
+    What is right, and the error allowed, is the oracle's answer unless it is given.
 
     Returns:
         the largest margin, and its element if the margin is above 1.
     """
-    exact, limits = right_merge(case, c, gradients="dout" in names)
+    exact, limits = right or right_merge(case, c, gradients="dout" in names)
     largest, found = 0.0, None
     for name in names:
         actual = result_named(results[-1], name, case, c)

@@ -24,6 +24,7 @@ from ringverify.errors import UsageError
 from ringverify.events import CounterexampleEvent, Event, PropertyEvent, PropertyOutcome, RunFailure
 from ringverify.merge_contract import MergeCapabilities, MergeImplementation
 from ringverify.merging.case import MergeCase
+from ringverify.merging.faults import MergeFault
 from ringverify.merging.judging import MergeSearch, cause_of, judge_merge, search
 from ringverify.merging.properties import LOW, MergeProperty, element_named, select_merge
 from ringverify.merging.running import Grouping, MergeResult, MergeTask, run_merge
@@ -220,20 +221,32 @@ def _counterexample(
     property: MergeProperty, subject: MergeSubject, options: Options, found: MergeSearch, calls: MergeCalls
 ) -> CounterexampleEvent:
     """Return the event of a violation, with its cause if a fault gives the same numbers."""
-    violation, case, first = found.violation, found.case, found.first
-    assert violation is not None
+    case, first = found.case, found.first
     assert case is not None
     assert first is not None
-    cause = cause_of(property, found, subject.merge.capabilities, calls)
     c, narrow = subject.merge.capabilities, dataclasses.replace(subject.merge.capabilities, accumulates=case.dtype)
     declare = None
     if property.low and c.accumulates != case.dtype and judge_merge(property, first, narrow, calls)[1] is None:
         declare = f'accumulates="{case.dtype}", with which this error is allowed; {unit_in_words(case.dtype)}'
     again = (subject.target, "--only", property.id, "--seed", str(options.seed))
+    return dataclasses.replace(
+        counterexample(subject.merge.name, property.id, found, cause_of(property, found, c, calls)),
+        declare=declare,
+        merge=again,
+        replay=replay_line(file=None, merge=again),
+    )
+
+
+def counterexample(name: str, property: str, found: MergeSearch, cause: MergeFault | None) -> CounterexampleEvent:
+    """Return the event of a violation that a search found, without how to see it again."""
+    violation, case, first = found.violation, found.case, found.first
+    assert violation is not None
+    assert case is not None
+    assert first is not None
     failure, wrong = violation.failure, violation.wrong
     event = CounterexampleEvent(
-        implementation=subject.merge.name,
-        property=property.id,
+        implementation=name,
+        property=property,
         case=None,
         merge_case=case.recorded(),
         case_text=case.describe(),
@@ -244,15 +257,13 @@ def _counterexample(
         error=None,
         allowed=None,
         diagnosis=None if cause is None else cause.sentence,
-        declare=declare,
         summary=violation.summary,
         detail=violation.detail,
         failure=None if failure is None else RunFailure(kind=failure.kind, exception=failure.exception),
         shrunk_from=first.describe(),
         tried=found.tried,
         smallest=True,
-        merge=again,
-        replay=replay_line(file=None, merge=again),
+        replay="",
     )
     if wrong is None:
         return event

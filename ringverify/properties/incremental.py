@@ -30,6 +30,8 @@ WORLD_SIZES = (1, 2, 3, 4, 5)
 PAGE_SIZES = (1, 2, 3, 4)
 SPARE = 2
 """Most pages that a table has beyond the end of the sequence, as a cache has that is to grow."""
+WIDE_TO_NARROW = 3
+"""Cases in a wide dtype for each one in 16 bits, where as many of both are declared."""
 MOST_TOKENS = 4
 """Most single tokens after a prefill in chunks."""
 
@@ -48,7 +50,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
 
 
 def _cases(c: Capabilities) -> Maker[Case]:
-    scope = Scope(dtypes=widest(c), world_sizes=WORLD_SIZES)
+    narrow = tuple(dtype for dtype in c.dtypes if dtype not in widest(c))
+    scope = Scope(dtypes=(*widest(c) * WIDE_TO_NARROW, *narrow), world_sizes=WORLD_SIZES)
     of_calls = dataclasses.replace(c, causal="always", documents=False, dilation=(), cross_lengths=False)
 
     def make(choices: Choices) -> Case:

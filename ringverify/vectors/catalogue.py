@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ringverify.faults.catalogue import MUTANTS, place
-from ringverify.vectors import dilations, incremental, masks, numbers, ranks, selections, shapes, sinks
+from ringverify.vectors import balanced, dilations, incremental, masks, numbers, ranks, selections, shapes, sinks
 from ringverify.vectors.story import Story, by_id
 
-GROUPS = shapes, masks, dilations, numbers, selections, ranks, sinks, incremental
+GROUPS = shapes, masks, dilations, numbers, selections, ranks, sinks, incremental, balanced
 STORIES: dict[str, Story] = by_id(
     sorted((story for group in GROUPS for story in group.STORIES), key=lambda story: story.number)
 )

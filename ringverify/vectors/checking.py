@@ -24,10 +24,10 @@ from ringverify.errors import UsageError
 from ringverify.events import PropertyOutcome, Verdict
 from ringverify.files import read_bytes, read_text, refusing
 from ringverify.properties.property import Violation
-from ringverify.vectors import index, long, making
+from ringverify.vectors import index, long, making, merges
 from ringverify.vectors.index import Index
-from ringverify.vectors.long import LongVector
-from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
+from ringverify.vectors.merges import MergeVector
+from ringverify.vectors.recording import AnyVector, Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story, written_out
 from ringverify.words import cut
 
@@ -100,6 +100,7 @@ def look_into(
     *,
     all_of_them: bool,
     at_length: Sequence[Mapping[str, Any]] = (),
+    of_merges: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Check that every vector's file is whole and that the oracle gives its results.
 
@@ -109,6 +110,7 @@ def look_into(
         record: receives the events of a report, one verdict per vector.
         all_of_them: whether to go on after a wrong vector.
         at_length: entries of long vectors to check as well.
+        of_merges: entries of vectors of merges, likewise.
 
     Raises:
         UsageError: a vector is wrong; the message is about the first of them.
@@ -117,9 +119,11 @@ def look_into(
     tried: list[TriedProperty] = []
     wrong: UsageError | None = None
     record(begun("cpu"))
-    checks: list[tuple[Story | LongVector, Callable[[], None]]] = []
+    checks: list[tuple[AnyVector, Callable[[], None]]] = []
     for one in stories:
         checks.append((one, partial(_answer_again, found, one)))
+    for described in of_merges:
+        checks.append((merges.of(described), partial(merges.answer_again, found.folder, described)))
     for described in at_length:
         checks.append((long.of(described), partial(long.answer_again, found.folder, described)))
     for story, check in checks:
@@ -138,7 +142,8 @@ def look_into(
         record(event)
         if violation is not None:
             again = [str(found.folder), "--only", story.id]
-            record(counterexample_event(name, story, story.layouts[0], violation, vectors=again))
+            layout = None if isinstance(story, MergeVector) else story.layouts[0]
+            record(counterexample_event(name, story, layout, violation, vectors=again))
     record(implementation_event(tried, implementation=name, asked=len(tried), seconds=time.monotonic() - started))
     footer = footer_event([ImplementationOutcome.of([one.verdict for one in tried])], baseline=False)
     record(footer if wrong is None else dataclasses.replace(footer, exit_code=2))

@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from ringverify.errors import UsageError
+from ringverify.implementation import Implementation
+from ringverify.merge_contract import MergeImplementation
 from ringverify.option_types import AUTO, jobs, names
 from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.terminal import ProgressBar, Terminal
@@ -99,7 +101,7 @@ def _brought_along() -> Path:
 
 
 def _check(options: argparse.Namespace, console: Console) -> int:
-    from ringverify.describing import describe
+    from ringverify.describing import describe_any
     from ringverify.worlds.processes.rank import start_fork_server
 
     if not options.target:
@@ -112,10 +114,12 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     with contextlib.suppress(OSError):  # if it cannot be started, the first run that needs it says so
         start_fork_server("ringverify.worlds.processes.contained" if options.jobs == 1 else "ringverify.check.units")
     # A mistyped target is reported before torch is imported, which takes seconds.
-    implementations = [describe(target) for target in options.target]
+    implementations = [describe_any(target) for target in options.target]
 
     from ringverify.check.options import Subject
+    from ringverify.merging.run import MergeSubject
     from ringverify.vectors import index
+    from ringverify.vectors.merge_trial import try_merges
     from ringverify.vectors.recording import Recorded
     from ringverify.vectors.running import VectorOptions
     from ringverify.vectors.running import run as try_on
@@ -128,11 +132,31 @@ def _check(options: argparse.Namespace, console: Console) -> int:
         device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
         jobs=None if options.jobs == AUTO else options.jobs,
     )
-    subjects = [Subject(*pair) for pair in zip(options.target, implementations, strict=True)]
+    pairs = list(zip(options.target, implementations, strict=True))
+    subjects = [Subject(target, one) for target, one in pairs if isinstance(one, Implementation)]
+    merges = [MergeSubject(target, one) for target, one in pairs if isinstance(one, MergeImplementation)]
+    if subjects and merges:
+        raise UsageError(
+            f"{merges[0].target} is a merge and {subjects[0].target} an implementation of attention: "
+            "check them in two runs"
+        )
+    if merges and (option := next((name for name in ("world", "jobs") if getattr(options, name) is not None), None)):
+        raise UsageError(f"--{option} is for implementations of attention, and this is a merge; leave it out")
     record = Recorded(options.report, Outputs.of(options))
     code = 0
     try:
-        code = try_on(found, subjects, asked, terminal.tell, ProgressBar(console), record)
+        if merges:
+            code = try_merges(
+                found,
+                merges,
+                ids=options.ids,
+                device=asked.device,
+                tell=terminal.tell,
+                progress=ProgressBar(console),
+                record=record,
+            )
+        else:
+            code = try_on(found, subjects, asked, terminal.tell, ProgressBar(console), record)
     finally:
         code = with_missing(code, record.close())
     return code
@@ -140,7 +164,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
 
 def _look(options: argparse.Namespace, console: Console) -> int:
     """Check the files and their checksums, and compute the answers again with the oracle."""
-    from ringverify.vectors import checking, index, long
+    from ringverify.vectors import checking, index, long, merges
     from ringverify.vectors.recording import Recorded
 
     started = time.monotonic()
@@ -150,17 +174,20 @@ def _look(options: argparse.Namespace, console: Console) -> int:
     try:
         found = index.read(options.folder or _brought_along())
         checking.look_at_files(found)
-        there = long.read(found.folder)
-        stories = found.chosen(options.ids, there)
-        at_length = [one for id, one in there.items() if options.ids is None or id in options.ids]
+        of_merges, at_length = merges.read(found.folder), long.read(found.folder)
+        stories = found.chosen(options.ids, (*of_merges, *at_length))
+        beside = [
+            [one for id, one in there.items() if options.ids is None or id in options.ids]
+            for there in (of_merges, at_length)
+        ]
         # A report or another output names every vector; without one, the first wrong vector ends the check.
         everything = bool(options.report or outputs.named)
-        checking.look_into(found, stories, record, all_of_them=everything, at_length=at_length)
+        checking.look_into(found, stories, record, all_of_them=everything, of_merges=beside[0], at_length=beside[1])
     finally:
         code = with_missing(code, record.close())
     say_on(console.file)(
-        f"{len(stories) + len(at_length)} vectors in {found.folder}: files complete and unedited, results reproduced "
-        f"by the oracle ({time.monotonic() - started:.1f} s)"
+        f"{len(stories) + sum(map(len, beside))} vectors in {found.folder}: files complete and unedited, "
+        f"results reproduced by the oracle ({time.monotonic() - started:.1f} s)"
     )
     return code
 

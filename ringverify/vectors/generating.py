@@ -9,12 +9,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import ringverify
 from ringverify.cases import tensorfile
 from ringverify.errors import UsageError
 from ringverify.files import read_bytes, refusing, write_whole
-from ringverify.vectors import index, long, making
+from ringverify.vectors import index, long, making, merges
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.story import Story, written_out
 
@@ -49,7 +51,7 @@ def generate(
     if there and all(there.get(name) == data for name, data in files.items()) and not set(_vectors(there)) - known:
         say(f"{len(wanted)} vectors in {folder}: unchanged, bit for bit")
         if stories is None:
-            say(_at_length(folder, force=force))
+            _beside(folder, force=force, say=say)
         return 0
     with refusing(f"write vectors to {folder}", "name another folder"):
         _write(folder, files, _vectors(there))
@@ -58,24 +60,35 @@ def generate(
     size = sum(map(len, files.values()))
     say(f"{len(wanted)} vectors in {folder}, {size / 1e6:.2f} MB: {new} new, {changed} overwritten")
     if stories is None:
-        say(_at_length(folder, force=force))
+        _beside(folder, force=force, say=say)
     return 0
 
 
-def _at_length(folder: Path, *, force: bool) -> str:
-    """Make the file of long vectors, or compute again what it holds, and return a line on it.
+def _beside(folder: Path, *, force: bool, say: Callable[[str], None]) -> None:
+    """Make the files of merges and of long vectors, or compute again what they hold, and say a line on each.
 
     Raises:
-        UsageError: the file is damaged, or holds other sums, and is not to be overwritten; or cannot be written.
+        UsageError: a file is damaged, or holds something else, and is not to be overwritten; or cannot be written.
     """
-    path = folder / long.NAME
+    _look_again("vectors of merges", merges.VECTORS, merges, folder, force=force, say=say)
+    _look_again("vectors at length", long.VECTORS, long, folder, force=force, say=say)
+
+
+def _look_again(
+    what: str, vectors: Mapping[str, Any], file: ModuleType, folder: Path, *, force: bool, say: Callable[[str], None]
+) -> None:
+    path, done = folder / file.NAME, "written"
     if path.exists() and not force:
-        for described in long.read(folder).values():
-            long.answer_again(folder, described)
-        return f"{len(long.VECTORS)} vectors at length in {path}: unchanged"
-    with refusing(f"write {path}", "name another folder"):
-        write_whole(path, long.text(long.VECTORS))
-    return f"{len(long.VECTORS)} vectors at length in {path}: written"
+        there, done = file.read(folder), "unchanged"
+        for described in there.values():
+            file.answer_again(folder, described)
+        if unlike := sorted(set(vectors) ^ set(there)):
+            raise UsageError(f"{path} has {', '.join(there) or 'no vector'}, and not just those that are generated: "
+                             f"{unlike[0]} differs; pass --force to overwrite it")  # fmt: skip
+    else:
+        with refusing(f"write {path}", "name another folder"):
+            write_whole(path, file.text(vectors))
+    say(f"{len(vectors)} {what} in {path}: {done}")
 
 
 def contents(stories: Mapping[str, Story]) -> dict[str, bytes]:

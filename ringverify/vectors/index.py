@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -16,17 +15,18 @@ from typing import Any
 
 import ringverify
 from ringref.problem import Problem
-from ringref.sharding import SHARDINGS, PageTable
+from ringref.sharding import SHARDING_NAMES, PageTable
 from ringverify.cases.case import COTANGENTS, look_at_size
 from ringverify.cases.running import shards
 from ringverify.errors import UsageError
 from ringverify.files import laid_out, read_json, refusing
 from ringverify.implementation import Capabilities
+from ringverify.vectors.sealed import seal
 from ringverify.vectors.story import ID, Layout, Story, by_id, flags, layout_flags, written_out
 from ringverify.words import cut
 
 SCHEMA = 1
-ANY_SHARDING = Capabilities(sharding=SHARDINGS)
+ANY_SHARDING = Capabilities(sharding=SHARDING_NAMES)
 NAME = "index.json"
 SCHEMA_NAME = "schema.json"
 LONGEST_VALUE = 120
@@ -182,9 +182,11 @@ def _named_layout(described: Any) -> Layout:
         raise TypeError(f"layout {described!r} is not an object")
     sharding, size = described["sharding"], described["world_size"]
     cached = "chunks" in described
-    known = isinstance(sharding, str) and (cached or sharding in SHARDINGS)
+    known = isinstance(sharding, str) and (cached or sharding in SHARDING_NAMES)
     if not known or isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"layout {sharding!r} on {size!r} ranks: expected one of {', '.join(SHARDINGS)} and a number")
+        raise ValueError(
+            f"layout {sharding!r} on {size!r} ranks: expected one of {', '.join(SHARDING_NAMES)} and a number"
+        )
     for name in ("queries", "keys"):
         if not isinstance(described[name], list) or len(described[name]) != size:
             shown = cut(str(described[name]), LONGEST_VALUE)
@@ -210,8 +212,3 @@ def _layout(story: Story, layout: Layout) -> dict[str, Any]:
         "keys": [rows.tolist() for rows in keys],
         **({"chunks": list(layout.chunks), "page_table": pages} if layout.chunks else {}),
     }
-
-
-def seal(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of some fields."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

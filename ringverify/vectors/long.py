@@ -15,22 +15,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import ringverify
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import FLOAT64_SHARE, UNIT_ROUNDOFF, margins
 from ringref.sharding import ShardingName
 from ringverify.cases.case import COTANGENTS, Case, Cotangent
 from ringverify.errors import UsageError
 from ringverify.events import TensorName
-from ringverify.files import laid_out, read_json, refusing
 from ringverify.scale.checksums import BLOCK, RESULTS, Float, GoldenSums
 from ringverify.scale.rank import expected_checksums
-from ringverify.vectors.index import again, seal
+from ringverify.vectors import sealed
+from ringverify.vectors.index import again
 from ringverify.vectors.making import upwards
 from ringverify.vectors.story import Layout, flags, written_out
 
 NAME = "long.json"
-SCHEMA = 1
+ABOUT = "golden vectors at length: docs/vectors.md of ringverify says how to make their inputs and sums"
 ID = re.compile(r"L(\d{3})")
 LENGTH = 65_536
 DTYPES: tuple[DtypeName, ...] = ("float64", "float32")
@@ -133,12 +132,7 @@ def entry(vector: LongVector) -> dict[str, Any]:
 
 def text(vectors: Mapping[str, LongVector]) -> str:
     """Return the text of the file of some vectors."""
-    content = {
-        "schema": SCHEMA,
-        "about": "golden vectors at length: docs/vectors.md of ringverify says how to make their inputs and sums",
-        "vectors": [entry(vector) for vector in vectors.values()],
-    }
-    return laid_out({**content, "seal": seal(content)}) + "\n"
+    return sealed.text(ABOUT, map(entry, vectors.values()))
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -147,22 +141,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: it is cut off, edited, of another schema, or does not hold what its descriptions say.
     """
-    path, mend = folder / NAME, again(folder)
-    if not path.exists():
-        return {}
-    try:
-        with refusing(f"read {path}", mend):
-            content = read_json(path)
-    except ValueError:  # not UTF-8, or not JSON
-        raise UsageError(f"{path} is truncated or not JSON: {mend}") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise UsageError(f"{path} is not of schema {SCHEMA}, which ringverify {ringverify.__version__} reads: {mend}")
-    if content.pop("seal", None) != seal(content):
-        raise UsageError(f"{path} was edited after it was generated: {mend}")
-    try:
-        return {described["id"]: _whole(described) for described in content["vectors"]}
-    except (KeyError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} does not describe vectors: {error!r}; {mend}") from None
+    return sealed.read(folder / NAME, _whole, again(folder))
 
 
 def _whole(described: dict[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
 from ringverify.reports.story import replay_line
 from ringverify.vectors.long import LongVector
+from ringverify.vectors.merges import MergeVector
 from ringverify.vectors.story import Layout, Story, trial_name
 
 Tell = Callable[[Event], None]
+AnyVector = Story | LongVector | MergeVector
 
 
 class Recorded:
@@ -62,7 +64,7 @@ def begun(device: str) -> HeaderEvent:
     return dataclasses.replace(header(Options(device=device)), suite="vectors")
 
 
-def sentence(story: Story | LongVector) -> str:
+def sentence(story: AnyVector) -> str:
     """Return what a vector asks, for the field in which a report says what a property means."""
     return f"{story.topic}: {story.title}"
 
@@ -92,24 +94,23 @@ def property_event(
 
 
 def counterexample_event(
-    implementation: str, story: Story | LongVector, layout: Layout, wrong: Violation, *, vectors: Sequence[str]
+    implementation: str, story: AnyVector, layout: Layout | None, wrong: Violation, *, vectors: Sequence[str]
 ) -> CounterexampleEvent:
     """Return the event that describes how a vector fails.
 
     Args:
         implementation: name of the implementation on which it fails.
         story: the vector.
-        layout: the sharding and the number of ranks on which it does.
+        layout: the sharding and the number of ranks on which it does; a merge has none.
         wrong: what is wrong.
         vectors: the arguments of `ringverify vectors check` that show it again.
     """
+    case, named = None, story.id
+    if layout is not None and not isinstance(story, MergeVector):
+        case, named = story.case(layout), trial_name(story.id, layout)
     return dataclasses.replace(
         violation_event(
-            wrong,
-            implementation=implementation,
-            property=story.id,
-            case=story.case(layout),
-            case_text=f"{trial_name(story.id, layout)}: {story.title}",
+            wrong, implementation=implementation, property=story.id, case=case, case_text=f"{named}: {story.title}"
         ),
         note=story.note,
         vectors=tuple(vectors),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from ringref.problem import Dilation, Problem
-from ringref.sharding import SHARDINGS, PageTable
+from ringref.sharding import SHARDING_NAMES, PageTable
 from ringverify.cases.case import Case, Cotangent, uneven_or_empty
 
 Topic = Literal[
@@ -80,8 +80,8 @@ def on(
     *, contiguous: Iterable[int] = (), zigzag: Iterable[int] = (), striped: Iterable[int] = (), **other: Iterable[int]
 ) -> tuple[Layout, ...]:
     """Return the layouts of these world sizes, given by sharding."""
-    sizes = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, "replicated_query": (), **other}
-    return tuple(Layout(sharding, size) for sharding in SHARDINGS for size in sizes[sharding])
+    sizes = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, **other}
+    return tuple(Layout(sharding, size) for sharding in SHARDING_NAMES for size in sizes.get(sharding, ()))
 
 
 USUAL = on(contiguous=(3,), zigzag=(2,), striped=(4,), replicated_query=(2,))

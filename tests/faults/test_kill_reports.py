@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringverify.cli.main import main
-from ringverify.lab import false_alarms, kill_report, mutant_runs
+from ringverify.lab import false_alarms, kill_report, merge_kills, mutant_runs
 from ringverify.lab.kill_tables import LENSES, markdown
 from ringverify.lab.killing import Kill
 from ringverify.properties.catalogue import PROPERTIES
@@ -55,6 +55,45 @@ def test_what_is_published_is_what_would_be_written(tmp_path):
     assert markdown(report, "docs/kills.json") == (ROOT / "docs/mutants.md").read_text(encoding="utf-8")
 
 
+def test_merges_have_a_run_and_a_section_of_their_own(tmp_path, capsys):
+    """Which properties kill a wrong one, examples of a correct one; what nothing kills ends the run with 1."""
+    path = tmp_path / "kills.json"
+    asked = ["mutants", "--merges", "sigmoid", "nan_hidden", "by_softmax", "--max-examples", "3", "--json", str(path)]
+    assert main([*asked, "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2 mutants killed" in said
+    found = kill_report.read(path).merges
+    assert found.kills["nan_hidden"] == {"nan_seen": 1}
+    assert "all_empty" in found.kills["sigmoid"]
+    assert list(found.each) == ["by_softmax"]
+    page = markdown(kill_report.read(path), "kills.json")
+    assert "2 of 2 wrong merges are killed; 1 correct ones" in page
+    assert "| `nan_hidden` | NaN is replaced by 0, so what went wrong before is hidden | nan_seen 1 |" in page
+    assert main(["mutants", "--merges", "sigmoid", "--only", "merged_out", "--jobs", "1"]) == 1
+    assert "survivors: sigmoid" in capsys.readouterr().out
+
+
+def test_a_correct_merge_that_is_accused_ends_the_run_with_1(monkeypatch, capsys):
+    """And the case is named."""
+    monkeypatch.setitem(merge_kills.CORRECT, "by_softmax", merge_kills.WRONG["mean"][1])
+    assert main(["mutants", "--merges", "by_softmax", "--only", "merged_out", "--jobs", "1"]) == 1
+    assert "merged_out: out is wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["A1"], "unknown merge 'A1': known: sigmoid, base"),
+        (["--matrix"], "--matrix is for implementations of attention"),
+        (["--only", "forward"], "unknown property 'forward' of a merge"),
+    ],
+)
+def test_what_is_not_of_merges_is_refused(arguments, words, capsys):
+    """In a line."""
+    assert main(["mutants", "--merges", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A file to which three kinds of runs have added."""
@@ -71,7 +110,7 @@ def report(tmp_path_factory):
 @pytest.mark.nightly
 def test_each_run_adds_its_section(report):
     """First kills with their sizes, pairs that kill, examples without a false alarm."""
-    assert list(json.loads(report.read_text(encoding="utf-8"))) == ["schema", "first", "matrix", "variants"]
+    assert list(json.loads(report.read_text(encoding="utf-8"))) == ["schema", "first", "matrix", "variants", "merges"]
     found = kill_report.read(report)
     first, matrix, variants = found.first, found.matrix, found.variants
     assert (first.killed, first.mutants, first.survivors) == (2, 2, ())

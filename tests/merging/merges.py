@@ -1,29 +1,12 @@
-"""Merges for tests: right ones, written in the ways in which people write them, and wrong ones made of the faults."""
-
-import math
+"""Merges for tests: those of the lab, and wrong ones in ways that are not those of numbers."""
 
 import torch
-import torch.nn.functional as F
 
 from ringverify import merge
-from ringverify.merging.faults import FAULTS
+from ringverify.lab.merge_kills import calls_of
+from ringverify.lab.variants_of_merges import CORRECT, INF, WRONG, by_maximum, in_place, in_sixteen_bits
 from ringverify.merging.judging import search
 from ringverify.merging.properties import PROPERTIES
-from ringverify.merging.running import MergeTask, run_merge
-
-INF = math.inf
-ALL = ("float64", "float32", "bfloat16", "float16")
-
-
-def inside(merge):
-    """Call a merge in this process, in the form that the judge takes."""
-
-    torch.set_num_threads(1)
-
-    def calls(case, grouping, *, gradients):
-        return run_merge(MergeTask(merge, case, grouping, gradients))
-
-    return calls
 
 
 def violated(merge, *, examples=None, seed=0, only=PROPERTIES):
@@ -31,122 +14,14 @@ def violated(merge, *, examples=None, seed=0, only=PROPERTIES):
     for property in (PROPERTIES[name] for name in only):
         if property.lacks(merge.capabilities) is None:
             found = search(
-                property, merge.capabilities, inside(merge), examples=examples or property.examples, seed=seed
+                property, merge.capabilities, calls_of(merge), examples=examples or property.examples, seed=seed
             )
             if found.case is not None:
                 yield property, found
 
 
-# -- right ones --------------------------------------------------------------------------------------------------------
-
-
-@merge(dtypes=ALL, gradients=True, nan=True)
-def by_maximum(out_a, lse_a, out_b, lse_b):
-    """Shifted by the larger lse, normalised at the end."""
-    top = torch.maximum(lse_a, lse_b).detach()
-    top = torch.where(top == -INF, 0.0, top)
-    a, b = torch.exp(lse_a - top), torch.exp(lse_b - top)
-    total = a + b
-    empty = total == 0
-    some = torch.where(empty, 1.0, total)
-    wa, wb = ((x / some).transpose(1, 2)[..., None] for x in (a, b))
-    return (wa * out_a + wb * out_b).to(out_a.dtype), torch.where(empty, -INF, some.log() + top)
-
-
-@merge(out_layout="bhsd", lse_layout="bhs1", dtypes=("float32", "bfloat16"), nan=True)
-def by_logaddexp(out_a, lse_a, out_b, lse_b):
-    """The lse first, the weights from it."""
-    lse = torch.logaddexp(lse_a, lse_b)
-    shift = torch.where(lse == -INF, 0.0, lse)
-    return (torch.exp(lse_a - shift) * out_a + torch.exp(lse_b - shift) * out_b).to(out_a.dtype), lse
-
-
-@merge(out_layout="thd", lse_layout="ht", dtypes=("float32", "float16"), gradients=True)
-def by_sigmoid(out_a, lse_a, out_b, lse_b):
-    """out_a − w (out_a − out_b), guarded where either is empty, so that the gradient is finite too."""
-    none_a, none_b = lse_a == -INF, lse_b == -INF
-    difference = torch.where(none_a | none_b, 0.0, lse_b) - torch.where(none_a | none_b, 0.0, lse_a)
-    share = torch.where(none_b, 0.0, torch.where(none_a, 1.0, torch.sigmoid(difference)))
-    w = share.T[..., None]
-    both = torch.where(none_a | none_b, 0.0, lse_a) - F.logsigmoid(-difference)
-    lse = torch.where(none_b, lse_a, torch.where(none_a, lse_b, both))
-    return (out_a - w * (out_a.float() - out_b.float())).to(out_a.dtype), lse
-
-
-@merge(stacked=True, out_layout="thd", lse_layout="th", dtypes=("float32", "bfloat16"))
-def by_softmax(out, lse):
-    """All at once."""
-    empty = (lse == -INF).all(0)
-    safe = torch.where(empty, 0.0, lse)
-    w = torch.where(empty, 0.0, torch.softmax(safe, 0))
-    return (w[..., None] * out).sum(0).to(out.dtype), torch.where(empty, -INF, torch.logsumexp(safe, 0))
-
-
-@merge(out_layout="bhsd", dtypes=("float32", "bfloat16"), in_place=True)
-def in_place(out_a, lse_a, out_b, lse_b):
-    """Into the first."""
-    lse = torch.logaddexp(lse_a, lse_b)
-    shift = torch.where(lse == -INF, 0.0, lse)
-    out_a.copy_(torch.exp(lse_a - shift)[..., None] * out_a + torch.exp(lse_b - shift)[..., None] * out_b)
-    lse_a.copy_(lse)
-
-
-@merge(base=2, empty=INF, out_layout="thd", lse_layout="ht", dtypes=("float32", "float16"), head_dims=(4, 8))
-def in_base_2(out_a, lse_a, out_b, lse_b):
-    """As in kernels that use exp2, with the mark that FlashAttention-2 has for a row without keys."""
-    a, b = (torch.where(x == INF, -INF, x) for x in (lse_a, lse_b))
-    top = torch.maximum(a, b)
-    top = torch.where(top == -INF, 0.0, top)
-    wa, wb = torch.exp2(a - top), torch.exp2(b - top)
-    total = wa + wb
-    some = torch.where(total == 0, 1.0, total)
-    out = ((wa / some).T[..., None] * out_a + (wb / some).T[..., None] * out_b).to(out_a.dtype)
-    return out, torch.where(total == 0, INF, some.log2() + top)
-
-
-@merge(empty=-1e10, lse=False, out_dtype="float32", dtypes=("bfloat16",))
-def out_alone(out_a, lse_a, out_b, lse_b):
-    """A finite mark, no lse, a result in float32."""
-    w = torch.sigmoid(lse_b - lse_a).transpose(1, 2)[..., None]
-    return out_a.float() - w * (out_a.float() - out_b.float())
-
-
-@merge(dtypes=("bfloat16",), accumulates="bfloat16", strided=False)
-def in_sixteen_bits(out_a, lse_a, out_b, lse_b):
-    """Weights and sums in bfloat16, and declared so."""
-    lse = torch.logaddexp(lse_a, lse_b)
-    shift = torch.where(lse == -INF, 0.0, lse)
-    wa, wb = (torch.exp(x - shift).to(out_a.dtype).transpose(1, 2)[..., None] for x in (lse_a, lse_b))
-    return wa * out_a + wb * out_b, lse
-
-
-RIGHT = (by_maximum, by_logaddexp, by_sigmoid, by_softmax, in_place, in_base_2, out_alone, in_sixteen_bits)
-
-
-# -- wrong ones --------------------------------------------------------------------------------------------------------
-
-
-def broken(fault, **declared):
-    """The merge of two, or of n, that has a fault."""
-    claims = {"gradients": True, "nan": fault.id == "nan_hidden", **declared}
-
-    if claims.get("stacked"):
-
-        @merge(name=fault.id, **claims)
-        def of_several(out, lse):
-            return fault.function(out, lse, "e")
-
-        return of_several
-
-    @merge(name=fault.id, **claims)
-    def of_two(out_a, lse_a, out_b, lse_b):
-        out, lse = fault.function(torch.stack([out_a, out_b]), torch.stack([lse_a, lse_b]), claims.get("base", "e"))
-        return out, lse
-
-    return of_two
-
-
-BROKEN = {id: broken(fault) for id, fault in FAULTS.items()}
+RIGHT = tuple(CORRECT.values())
+BROKEN = {id: of_two for id, (of_two, _) in WRONG.items()}
 
 
 def right(out_a, lse_a, out_b, lse_b):

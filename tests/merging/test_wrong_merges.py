@@ -1,20 +1,11 @@
 """Wrong merges are caught, every one, and what is wrong is said."""
 
 import pytest
-from merges import (
-    BROKEN,
-    OTHERWISE,
-    broken,
-    by_maximum,
-    changes_b,
-    in_base_2,
-    inside,
-    needs_contiguous,
-    rounds_weights,
-    violated,
-)
+from merges import BROKEN, OTHERWISE, changes_b, needs_contiguous, rounds_weights, violated
 
 from ringverify import merge
+from ringverify.lab.merge_kills import calls_of
+from ringverify.lab.variants_of_merges import broken, by_maximum, in_base_2
 from ringverify.merging.faults import FAULTS
 from ringverify.merging.judging import cause_of
 from ringverify.merging.properties import PROPERTIES
@@ -47,7 +38,7 @@ def test_a_fault_is_caught_and_named(id):
     (one,) = violated(wrong, only=[FOUND_BY.get(id, "merged_out")])
     property, found = one
     assert found.violation.reason[0] == "value"
-    assert cause_of(property, found, wrong.capabilities, inside(wrong)) is FAULTS[id]
+    assert cause_of(property, found, wrong.capabilities, calls_of(wrong)) is FAULTS[id]
 
 
 OTHER_BASE = (
@@ -60,7 +51,7 @@ OTHER_BASE = (
 def test_the_other_base_is_named(wrong):
     """A right merge, but for the base that it declares."""
     found = list(violated(wrong, only=["merged_out", "merged_lse"]))
-    assert [cause_of(*one, wrong.capabilities, inside(wrong)).id for one in found] == ["base", "base"]
+    assert [cause_of(*one, wrong.capabilities, calls_of(wrong)).id for one in found] == ["base", "base"]
 
 
 SAID = {

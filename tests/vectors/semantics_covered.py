@@ -9,6 +9,7 @@ import numpy as np
 
 from ringref.pattern import multiplicity
 from ringref.problem import Problem
+from ringref.sharding import SHARDING_NAMES
 from ringverify.vectors.inputs import make
 from ringverify.vectors.story import Story, flags
 
@@ -59,9 +60,9 @@ FEATURES = (
     "scores past float16", "a gap past float32", "a gap past float64", "lse is exactly 0", "NaN that nobody attends",
     "exact in bfloat16", "exact in float16", "exact in float32", "exact in float64",
     *(f"{dtype} with a cotangent of lse" for dtype in ("float64", "float32", "bfloat16", "float16")),
-    *(f"{s} on {n}" for s in ("contiguous", "zigzag", "striped", "replicated_query") for n in (2, 3, 4)),
-    *(f"{s} uneven" for s in ("contiguous", "zigzag", "striped", "replicated_query")),
-    *(f"{s} with empty shards" for s in ("contiguous", "zigzag", "striped", "replicated_query")),
+    *(f"{s} on {n}" for s in SHARDING_NAMES for n in (2, 3, 4)),
+    *(f"{s} uneven" for s in SHARDING_NAMES),
+    *(f"{s} with empty shards" for s in SHARDING_NAMES),
     "eight ranks", "one rank",
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from ringverify.errors import UsageError
 from ringverify.scale.checksums import BLOCK, RESULTS
 from ringverify.scale.numbers import Numbers, words
 from ringverify.scale.rank import expected_checksums
-from ringverify.vectors import generating, long
+from ringverify.vectors import generating, long, sealed
 from ringverify.vectors.catalogue import STORIES
 
 N = 2048
@@ -66,7 +66,7 @@ def rewritten(folder: Path, change) -> None:
     content = json.loads((folder / long.NAME).read_text())
     del content["seal"]
     change(content)
-    (folder / long.NAME).write_text(json.dumps({**content, "seal": long.seal(content)}))
+    (folder / long.NAME).write_text(json.dumps({**content, "seal": sealed.seal(content)}))
 
 
 def test_inputs_are_what_the_document_says() -> None:
