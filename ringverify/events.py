@@ -213,7 +213,7 @@ class Needed:
 
     def __str__(self) -> str:
         """Say it in a line, to follow "needs"."""
-        told = ", ".join(self.requires) or "nothing in particular"
+        told = ", ".join(self.requires) or ("nothing in particular" if self.complete else "nothing that was found")
         if self.irrelevant:
             told += f"; not a matter of {', '.join(self.irrelevant)}"
         return told if self.complete else f"{told}; the time ended before all was tried"

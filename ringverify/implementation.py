@@ -336,10 +336,13 @@ class Implementation:
         return self.function(q, k, v, call)
 
 
-def implementation(*, name: str | None = None, **capabilities: Any) -> Callable[[AttendFunction], Implementation]:
+def implementation(
+    *bare: Any, name: str | None = None, **capabilities: Any
+) -> Callable[[AttendFunction], Implementation]:
     """Declare a function as an implementation of sequence-parallel attention.
 
     Args:
+        *bare: none; it is here to be refused where the parentheses were forgotten.
         name: its name in reports; by default the function's dotted name.
         **capabilities: the fields of `Capabilities`.
 
@@ -347,6 +350,8 @@ def implementation(*, name: str | None = None, **capabilities: Any) -> Callable[
         TypeError: an unknown capability, or a function that cannot be called as `attend(q, k, v, call)`.
         ValueError: a capability has an impossible value.
     """
+    if bare:
+        raise TypeError("@implementation without parentheses: write @implementation(), or declare what it supports")
     known = [field.name for field in dataclasses.fields(Capabilities)]
     if unknown := sorted(set(capabilities) - set(known)):
         raise TypeError(f"unknown capability {unknown[0]!r}; known: {', '.join(known)}")

@@ -84,6 +84,8 @@ MERGES = {
 _NOT_THE_USERS = (
     str(Path(__file__).parent / "targets.py"),
     str(Path(__file__).parent / "implementation.py"),
+    str(Path(__file__).parent / "merge_contract.py"),
+    str(Path(__file__).parent / "reach" / "declared.py"),
     str(Path(importlib.__file__).parent),
 )
 
@@ -173,8 +175,14 @@ def load_any(target: str) -> Implementation | MergeImplementation:
     """Import the implementation or the merge that `target` names, as `load` does."""
     found = attribute_of(target)
     if not isinstance(found, (Implementation, MergeImplementation)):
+        kind = type(found)
+        if kind.__module__ == "ringverify.reach.declared":  # a room above this one
+            raise UsageError(
+                f"target {target!r} is a model, not an implementation: ringverify reach {target} is for it"
+            )
+        article = "an" if kind.__name__[0] in "aeiouAEIOU" else "a"
         raise UsageError(
-            f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
+            f"target {target!r} is {article} {kind.__name__}, not an implementation: decorate the function with "
             "@ringverify.implementation(...), or with @ringverify.merge(...) if it merges partial results"
             f"{_offer(_module(located(target)[0]))}"
         )

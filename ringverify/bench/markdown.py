@@ -37,7 +37,8 @@ def _head(report: Mapping[str, Any]) -> Iterable[str]:
     yield f"  {load(here['load_after'])} after{': other programs were running' if busy(here) else ''}"
     if options["rounds"]:
         yield f"- {options['rounds']} rounds in which all sides take turns; medians, with quartiles in brackets"
-        yield "- a ratio is formed within each round, from forward and backward together; its median is shown"
+        together = ", from forward and backward together" if report["speed"] else ""
+        yield f"- a ratio is formed within each round{together}; its median is shown"
     for remark in report["remarks"]:
         yield f"- {remark}"
     yield ""

@@ -72,7 +72,9 @@ def _neighbours(
                     right = usual is not None and usual.violation is None
                 if not right:
                     continue
-            yield Hint(seen.violation.summary, neighbour.id)
+            found = seen.violation
+            shared = f"; {found.cause}" if found.reason == ("hazard", "shared") else ""
+            yield Hint(found.summary + shared, neighbour.id)
             break
 
 

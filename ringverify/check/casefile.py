@@ -134,6 +134,11 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
     try:
         content = parsed(text)
     except ValueError as error:
+        if text.startswith('{"event": '):
+            raise UsageError(
+                f"{path} is a report, not a case file: ringverify report {path} shows it, and the replay line of a "
+                "failure names its case"
+            ) from None
         raise UsageError(
             f"case {path} is truncated or not JSON ({error}): get the whole file, or run check again"
         ) from None

@@ -36,8 +36,9 @@ NUMERIC = ("value", "precision", "differs", "moves", "shift", "adjoint")
 OTHERS = 8
 """Number of further cases of the property that must pass too, so that it is not by luck."""
 
-SECONDS = 20.0
-"""Seconds for finding a declaration; if none is found by then, none is reported."""
+SECONDS, OUTSIDE = 20.0, 90.0
+"""Seconds for finding a declaration, here and of a program, which may compile; if none is found by then, none is
+reported."""
 
 Declaration = dict[str, str]
 """Names of capabilities, and the values to declare."""
@@ -78,7 +79,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
     dtype = cases[0].problem.dtype
     if dtype not in LOW or violation.kind not in NUMERIC:
         return None
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + (OUTSIDE if runner.world.name == "external" else SECONDS)
     fields = {field.name: getattr(runner, field.name) for field in dataclasses.fields(Runner)}
     once = _RunOnce(**fields)
     c = runner.capabilities

@@ -610,14 +610,14 @@ def recorded(case: Case) -> RecordedCase:
 
 
 def violation_event(
-    violation: Violation, *, implementation: str, property: str, case: Case, case_text: str
+    violation: Violation, *, implementation: str, property: str, case: Case | None, case_text: str
 ) -> CounterexampleEvent:
-    """Return the event of a violation on a case, without what shrinking and diagnosis add."""
+    """Return the event of a violation, on a case if there is one, without what shrinking and diagnosis add."""
     finding, failure = violation.finding, violation.failure
     event = CounterexampleEvent(
         implementation=implementation,
         property=property,
-        case=recorded(case),
+        case=None if case is None else recorded(case),
         case_text=case_text,
         rank=violation.rank,
         hop=None,

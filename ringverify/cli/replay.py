@@ -141,6 +141,9 @@ def replay(
     implementation = targets.load(name) if in_process else describe(name, seconds=load_deadline)
     if written is not None and targets.is_program(name):
         raise UsageError(f"--snippet: {name} is a program, and a script can only call a function; leave it out")
+    if target is not None and (world_name == "external") != targets.is_program(name):
+        world_name = "gloo" if implementation.capabilities.processes else "simulated"
+        world_name = "external" if targets.is_program(name) else world_name
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
     for method in long:

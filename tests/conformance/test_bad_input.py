@@ -93,6 +93,53 @@ WRONG_USAGE = {
 }
 
 
+SLIPS = {
+    "implementation without parentheses": (
+        "from ringverify import implementation\n\n\n@implementation\ndef attend(q, k, v, call):\n    return q\n",
+        ["slip.py does not import", "@implementation without parentheses: write @implementation()", "slip.py:4"],
+    ),
+    "merge without parentheses": (
+        "from ringverify import merge\n\n\n@merge\ndef attend(out_a, lse_a, out_b, lse_b):\n    return out_a\n",
+        ["@merge without parentheses: write @merge()", "slip.py:4"],
+    ),
+    "merge of three": (
+        "from ringverify import merge\n\n\n@merge()\ndef attend(out_a, lse_a, out_b):\n    return out_a\n",
+        ["cannot be called as merge(out_a, lse_a, out_b, lse_b)", "slip.py:4"],
+    ),
+    "model": (
+        "import ringverify\n\n\n@ringverify.model()\ndef attend(group):\n    return None\n",
+        ["'slip.py:attend' is a model, not an implementation: ringverify reach slip.py:attend is for it"],
+    ),
+    "model with an unknown declaration": (
+        "import ringverify\n\n\n@ringverify.model(shards=2)\ndef attend(group):\n    return None\n",
+        ["unknown declaration 'shards' of a model; known: vocabulary", "slip.py:4"],
+    ),
+    "model without parentheses": (
+        "import ringverify\n\n\n@ringverify.model\ndef attend(group):\n    return None\n",
+        ["@model without parentheses: write @model()", "slip.py:4"],
+    ),
+    "number": ("attend = 3\n", ["'slip.py:attend' is an int, not an implementation"]),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_a_declaration_is_one_line_at_the_users_own(slip, ringverify):
+    """Where it was written, not where it was found out."""
+    text, words = SLIPS[slip]
+    Path("slip.py").write_text(text)
+    outcome = ringverify("check", "slip.py:attend")
+    assert outcome.code == USAGE
+    assert_one_line(outcome.err, words)
+
+
+def test_a_report_that_is_replayed_is_told_from_a_damaged_case(ringverify):
+    """And what to do with it."""
+    Path("all.jsonl").write_text('{"event": "header", "schema": 1}\n{"event": "footer"}\n')
+    outcome = ringverify("replay", "all.jsonl")
+    assert outcome.code == USAGE
+    assert_one_line(outcome.err, ["all.jsonl is a report, not a case file: ringverify report all.jsonl shows it"])
+
+
 @pytest.mark.parametrize("mistake", WRONG_USAGE)
 def test_wrong_usage_is_one_line_and_exit_code_2(mistake, ringverify):
     """The line names the value and the way out; nothing runs and nothing is written."""

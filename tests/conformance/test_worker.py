@@ -170,6 +170,9 @@ def test_a_wrong_worker_is_caught_and_its_ranks_named(worker, ringverify):
     again = ringverify("replay", told["file"])
     assert again.code == 1, again.err
     assert "still violated, with exactly the recorded bits" in again.out
+    ours = ringverify("replay", told["file"], "--target", "ring")
+    assert (ours.code, ours.err) == (0, ""), ours.err
+    assert "the property holds now" in ours.out
     for option in ("--in-process", "--snippet=alone.py"):
         refused = ringverify("replay", told["file"], option)
         assert refused.code == 2

@@ -12,6 +12,7 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check import finishing
+from ringverify.check.beside import beside
 from ringverify.check.budget import ENDLESS
 from ringverify.check.explaining import judged
 from ringverify.check.hunting import hunt
@@ -20,12 +21,28 @@ from ringverify.faults.ring import STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
+from ringverify.properties.property import Violation
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.values import FORWARD
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import Failure
 
 PLAIN = Capabilities(gradients=False, lse=False, window=True)
+
+
+SHARED = (
+    "ranks share memory, which they cannot in processes of their own: if a buffer is kept in a module or an object for "
+    "the whole process, declare processes=True"
+)
+
+
+def test_wrong_numbers_of_ranks_that_share_memory_come_with_what_to_declare():
+    """Right code, if each rank has a process: nothing else is its fault."""
+    case = Case(problem=Problem(query_length=6), world_size=3)
+    runner = Runner(hazardous.shared, SimulatedWorld())
+    wrong = Violation(("value", "out"), 0, "out is wrong")
+    found = {hint.property: hint.text for hint in beside(FORWARD, runner, runner, case, wrong)}
+    assert found["hazards"].endswith(f"; {SHARED}")
 
 
 def shown(property, attend, capabilities=PLAIN, *, examples=8):
@@ -46,6 +63,7 @@ def plain(q, k, v, call):
     [
         (hazardous.zeroed, "a buffer is written to while a send of it is in flight"),
         (hazardous.early, "a buffer is read while a receive into it is in flight"),
+        (hazardous.shared, SHARED),
     ],
 )
 def test_a_hazard_has_a_cause(attend, cause):

@@ -245,7 +245,7 @@ def test_an_end_of_the_time_is_told():
     """What was found until then stands."""
     said, _, _ = found(lambda one: one["ranks"] >= 3, EVERYTHING, left=lambda: 0)
     assert (said.requires, said.complete, said.tried) == ((), False, 0)
-    assert str(said.told()) == "nothing in particular; the time ended before all was tried"
+    assert str(said.told()) == "nothing that was found; the time ended before all was tried"
 
 
 def test_it_is_told_in_a_line():

@@ -220,6 +220,39 @@ def test_a_receive_into_memory_that_is_being_sent_is_named_with_both_lines():
         assert run.hazards[0].cause == "a buffer is received into while a send of it is in flight"
 
 
+def test_memory_that_ranks_share_is_named_first():
+    """Whatever else seems to be done to it may have been done by the other rank."""
+    spare = torch.empty(4)
+
+    def program():
+        works = [dist.irecv(spare, other()), dist.isend(torch.ones(4), other())]  # act
+        for work in works:
+            work.wait()
+
+    place = line(program, "act")
+    for seed, conditions in everywhere():
+        first, *_ = watched(program, seed=seed, conditions=conditions).hazards
+        one, another = first.rank, 1 - first.rank
+        assert first.kind == "shared"
+        assert first.message == (
+            f"rank {one} receives into memory that rank {another}'s receive from rank {one}, tag 0 (posted at "
+            f"{short(place)}) is using, with its receive from rank {another}, tag 0, at {short(place)}"
+        )
+        assert first.cause.endswith("declare processes=True")
+
+
+def test_memory_that_ranks_only_send_from_may_be_shared():
+    """A constant of a module."""
+    spare = torch.ones(4)
+
+    def program():
+        works = [dist.isend(spare, other()), dist.irecv(torch.empty(4), other())]
+        for work in works:
+            work.wait()
+
+    assert watched(program).hazards == ()
+
+
 def test_two_receives_and_a_send_in_one_place_are_named():
     """A receive into memory that awaits another one, and a send of memory that awaits a message."""
 

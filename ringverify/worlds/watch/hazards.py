@@ -19,6 +19,7 @@ HazardKind = Literal[
     "receive_read",
     "receive_changed",
     "overlap",
+    "shared",
     "not_waited",
     "not_received",
     "mismatch",
@@ -32,8 +33,9 @@ class Hazard:
 
     Attributes:
         kind: "send_changed": a rank wrote to what it was sending; "receive_read", "receive_changed": it read or wrote
-            what it was receiving; "overlap": it received into memory that another operation was using; "not_waited":
-            it never waited for an operation; "not_received": a message that nobody received, or a receive that no
+            what it was receiving; "overlap": it received into memory that another operation was using; "shared": it
+            used memory that an operation of another rank was using, as ranks in processes cannot; "not_waited": it
+            never waited for an operation; "not_received": a message that nobody received, or a receive that no
             message matched; "mismatch": the two sides disagree about dtype, number of elements or order, even if the
             bytes agree; "wrong_group": it communicated outside the group that is the ring.
         rank: global rank that did it.

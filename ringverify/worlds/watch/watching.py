@@ -106,7 +106,8 @@ class Watch:
                     else "rank {rank}'s {what} got no message"
                 )
                 self._left(one, "not_received", text)
-        return tuple(self._hazards.values())
+        # Where ranks share memory, whatever else they seem to do may have been done by another rank.
+        return tuple(sorted(self._hazards.values(), key=lambda hazard: hazard.kind != "shared"))
 
     def traffic(self) -> Traffic:
         """Return all traffic of the run."""
@@ -228,6 +229,7 @@ class Watch:
 
     def _check_sends(self, rank: _WatchedRank, post: _Post, buffers: Pieces) -> None:
         for buffer in buffers:
+            self._check_others(post, buffer, "sends from", readable=True)
             other: _Post | None = rank.mode.in_the_way(buffer, readable=True)
             if other is not None:
                 cause = "a buffer is sent while a receive into it is in flight"
@@ -235,6 +237,7 @@ class Watch:
 
     def _check_receives(self, rank: _WatchedRank, post: _Post, buffers: Pieces) -> None:
         for buffer in buffers:
+            self._check_others(post, buffer, "receives into", readable=False)
             other: _Post | None = rank.mode.in_the_way(buffer, readable=False)
             if other is not None:
                 twice = _among(buffer, other.receives)
@@ -248,6 +251,25 @@ class Watch:
                 message = f"rank {rank.rank} receives twice into the same memory with its {what}, at {where.short}"
                 cause = "several messages are received into the same memory"
                 self._report(Hazard("overlap", rank.rank, what, str(where), str(where), message, cause))
+
+    def _check_others(self, post: _Post, buffer: torch.Tensor, does: str, *, readable: bool) -> None:
+        """Report memory that another rank's operation is using: ranks are threads here, and share what is global."""
+        for one in self._ranks:
+            found: _Post | None = None
+            if one.rank != post.operation.rank:
+                found = one.mode.in_the_way(buffer, readable=readable)
+            if found is not None:
+                rank, what, where = post.operation.rank, post.operation.title, post.operation.posted
+                message = (
+                    f"rank {rank} {does} memory that rank {one.rank}'s {found.operation.title} (posted at "
+                    f"{found.operation.posted.short}) is using, with its {what}, at {where.short}"
+                )
+                cause = (
+                    "ranks share memory, which they cannot in processes of their own: if a buffer is kept in a module "
+                    "or an object for the whole process, declare processes=True"
+                )
+                places = str(where), str(found.operation.posted)
+                self._report(Hazard("shared", rank, what, *places, message, cause))
 
     def _overlap(self, post: _Post, other: _Post, does: str, doing: str, cause: str) -> None:
         rank, what = post.operation.rank, post.operation.title
