@@ -18,6 +18,7 @@ from ringverify.check.declaring import contradicted, would_pass
 from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
+from ringverify.check.sameness import ToldFailure, repeated
 from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
 from ringverify.check.suggesting import suggested
 from ringverify.diagnosis.catalogue import HYPOTHESES
@@ -65,6 +66,7 @@ def finished(
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
     known: Sequence[Hypothesis] = HYPOTHESES,
+    stories: Sequence[ToldFailure] = (),
 ) -> Ending:
     """Shrink a violation, run it again in a fresh process, and explain it.
 
@@ -82,9 +84,13 @@ def finished(
         first: see there.
         watched: see there.
         known: see there.
+        stories: see there.
     """
     mishaps: list[Mishap] = []
     began = time.monotonic()
+    again = attempt(mishaps, "comparing it with others", lambda: repeated(stories, property, found, runner), None)
+    if again is not None:
+        return Ending(again, seconds=time.monotonic() - began)
 
     def shown(one: Found, *, own: bool) -> tuple[Counterexample, str | None]:
         refused = list(one.refused)
@@ -99,10 +105,10 @@ def finished(
         runner.log.history.clear()
     search = Search(Share(until=share.late, end=share.late))
     search_cases(search, property, runner, examples=examples, seed=seed, first=first)
-    again = attempt(mishaps, "trying its cases again", lambda: search.found(runner.log), None)
+    anew = attempt(mishaps, "trying its cases again", lambda: search.found(runner.log), None)
     mishaps += search.hunt.mishaps
-    ending = shown(found if again is None else again, own=True)
-    return Ending(*ending, tuple(mishaps), None if again is None else search.hunt, time.monotonic() - began)
+    ending = shown(found if anew is None else anew, own=True)
+    return Ending(*ending, tuple(mishaps), None if anew is None else search.hunt, time.monotonic() - began)
 
 
 def _suggested(property: Property, place: Runner, case: Case, violation: Violation) -> list[Hint]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ringverify.cases.running import Runner
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.finishing import finished
+from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Ending, Hunt, Search, found_only, in_short, search_cases
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
@@ -31,6 +32,7 @@ def hunt(
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
     known: Sequence[Hypothesis] = HYPOTHESES,
+    stories: Sequence[ToldFailure] = (),
 ) -> Hunt:
     """Try up to `examples` cases of a property, stop at the first violation, and shrink it.
 
@@ -49,6 +51,7 @@ def hunt(
         first: counterexamples of earlier runs, tried before drawn cases.
         watched: returns a runner in a simulated world, if `runner` is in another one, or `None`.
         known: the faults that may be named as causes.
+        stories: failures of the same implementation that are reported in full; one of them once more is not explained.
 
     Raises:
         WorldUnavailable: the world could not be set up, or a limit of the machine was reached, before a violation.
@@ -71,6 +74,7 @@ def hunt(
                     first=first,
                     watched=watched,
                     known=known,
+                    stories=stories,
                 )
             )
         else:

@@ -2,7 +2,8 @@
 
 The cases of a property are drawn before any is run, and judged in pieces that do not depend on the number of workers.
 What they show is taken in the order of drawing, up to the first violation: what workers found out about later cases
-meanwhile is dropped. That violation is then shrunk and explained in one worker, while others go on.
+meanwhile is dropped. When it is the property's turn, that violation is shrunk and explained in one worker, unless it is
+one that was told before, while others go on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 from ringverify.cases.running import RunLog, Runner
 from ringverify.check.budget import Share
 from ringverify.check.mishap import Mishap
-from ringverify.check.searching import Ending, Hunt, Search, found_only, in_short
+from ringverify.check.sameness import ToldFailure
+from ringverify.check.searching import Ending, Found, Hunt, Search, found_only, in_short
 from ringverify.check.units import CaseToJudge, Draw, Finish, Judge, JudgedCase, Setup, Unit, Wanted, Whole
 from ringverify.check.workers import Workers
 from ringverify.describing import FunctionElsewhere, place_of
@@ -64,6 +66,8 @@ class PropertyTrial:
         self._answers: dict[int, list[JudgedCase]] = {}
         self._taken = 0
         self._history: tuple[Any, ...] = ()
+        self._found: Found | None = None
+        self._stories: tuple[ToldFailure, ...] | None = None
 
     @property
     def examples(self) -> int:
@@ -154,7 +158,17 @@ class PropertyTrial:
             self.done = True
         else:
             self._told(in_short(self.wanted.property, found))
-            self.waiting.append(Finish(self.wanted, found))
+            self._found = found
+            self._finish()
+
+    def has_its_turn(self, stories: Sequence[ToldFailure]) -> None:
+        """Have the violation finished, if there is one: `stories` are all that are told before it."""
+        self._stories = tuple(stories)
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._found is not None and self._stories is not None:
+            self.waiting.append(Finish(self.wanted, self._found, self._stories))
 
     def _finished(self, ending: Ending, log: RunLog) -> None:
         self.search.ends_with(ending)
@@ -202,8 +216,13 @@ class Jobs:
         self._violated.clear()
         return True
 
-    def hunt(self, property: str, log: RunLog) -> Hunt:
+    def hunt(self, property: str, log: RunLog, stories: Sequence[ToldFailure]) -> Hunt:
         """Return what `hunting.hunt` would, and add to a log what it would have.
+
+        Args:
+            property: its id.
+            log: the log.
+            stories: as there.
 
         Raises:
             Exception: as there.
@@ -213,6 +232,7 @@ class Jobs:
         done = sum(one.done for one in trials)
         self._progress.start(self._title, f"{done} of {len(trials)} properties", total)
         self._step()
+        trial.has_its_turn(stories)
         try:
             # After a property that `are_violated` has seen violated, the run mostly ends.
             others = [] if property in self._violated else [one for one in trials if one is not trial]

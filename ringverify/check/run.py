@@ -389,7 +389,7 @@ class ImplementationRun:
     def _hunt(self, property: Property, runner: Runner, asked: Wanted) -> Hunt:
         """Search for a violation of a property, in this process or in workers."""
         if self._jobs is not None and property.id in self._shared:
-            return self._jobs.hunt(property.id, runner.log)
+            return self._jobs.hunt(property.id, runner.log, self._stories)
         self.progress.start(self.implementation.name, property.id, asked.examples)
         try:
             return hunt(
@@ -402,6 +402,7 @@ class ImplementationRun:
                 told=self.progress.found,
                 first=asked.first,
                 watched=self._simulated,
+                stories=self._stories,
             )
         finally:
             self.progress.stop()
@@ -564,7 +565,7 @@ class ImplementationRun:
         nothing: dict[str, str] = {}
         kept = attempt(mishaps, "saving the case", saved, nothing)
         again = ["ringverify", "check", self.target, "--only", property.id, "--seed", str(self.options.seed)]
-        repeated = attempt(
+        repeated = shown.same_as or attempt(
             mishaps, "comparing it with others", lambda: same_as(self._stories, story, self._runner_for), None
         )
         if repeated is None:

@@ -1,17 +1,21 @@
-"""Decide whether the failure of one property repeats that of another."""
+"""Decide whether the failure of one property repeats that of another, before it is shrunk or afterwards."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
-from ringverify.check.explaining import judged
-from ringverify.check.searching import Counterexample
-from ringverify.errors import Inconclusive
-from ringverify.properties.property import Property, Reason
-from ringverify.worlds.world import WorldUnavailable
+from ringverify.cases.shapes import fitted
+from ringverify.check.explaining import judged_if_possible
+from ringverify.check.searching import Counterexample, Found
+from ringverify.properties.property import Judgement, Property, Reason
+
+SPECIAL = ("dtype", "values", "memory", "cotangent")
+"""Fields of a case in which a property may be special: others have ordinary ones there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,67 @@ class ToldFailure:
 
     property: Property
     shown: Counterexample
+
+
+def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runner: Runner) -> Counterexample | None:
+    """Return a counterexample that shows that a violation is one of those told before; `None` if it may be news.
+
+    It is if what failed is wrong by the other property too, for the other's reason, once all that is special about this
+    property is taken from it; and if a case of the other, with what is special, breaks this property for its reason.
+    That case is the counterexample: it was shrunk already.
+
+    Args:
+        told: failures of the same implementation that are reported in full.
+        property: the violated property.
+        found: how it was violated.
+        runner: runs cases of both.
+    """
+    violation = found.judgement.violation
+    if violation is None or violation.kind == "deadline":
+        return None
+    for earlier in told:
+        shown = earlier.shown
+        if not _steady(shown) or shown.violation.kind == "deadline":
+            continue
+        ordinary = [_likened(case, shown.case, SPECIAL, runner) for case in _compared(property, found.case, runner)]
+        if not any(_seen(earlier.property, case, shown.violation.reason, runner) for case in chain(*ordinary)):
+            continue
+        for tried, case in enumerate(_special((shown.case, shown.first), found.case, runner), 1):
+            if (seen := _seen(property, case, violation.reason, runner)) is not None:
+                assert seen.violation is not None
+                return Counterexample(
+                    case,
+                    seen.violation,
+                    seen.digest,
+                    first=found.case,
+                    tried=tried,
+                    smallest=case == shown.case and shown.smallest,
+                    repeats=True,
+                    same_as=earlier.property,
+                )
+    return None
+
+
+def _compared(property: Property, case: Case, runner: Runner) -> list[Case]:
+    """Return the cases that a property compares with each other, the case among them."""
+    return list(dict.fromkeys((case, *property.compared(case, runner.capabilities))))
+
+
+def _likened(case: Case, other: Case, fields: Sequence[str], runner: Runner) -> Iterator[Case]:
+    """Yield a case with some fields of another, if that is possible."""
+    with contextlib.suppress(ValueError):
+        changes = {name: getattr(other if hasattr(other, name) else other.problem, name) for name in fields}
+        found = fitted(case.replace(**changes), runner.capabilities)
+        if why_unsupported(found, runner.capabilities) is None:
+            yield found
+
+
+def _special(cases: Sequence[Case], other: Case, runner: Runner) -> Iterator[Case]:
+    """Yield each of some cases, then it with the `SPECIAL` fields of another, then with its dimensions too."""
+    for case in dict.fromkeys(cases):
+        yield case
+        yield from _likened(case, other, SPECIAL, runner)
+        yield from _likened(case, other, (*SPECIAL, "head_dim", "value_dim"), runner)
 
 
 def same_as(told: Sequence[ToldFailure], new: ToldFailure, runner_for: Callable[[Property], Runner]) -> Property | None:
@@ -62,8 +127,12 @@ def _steady(shown: Counterexample) -> bool:
 
 def _breaks(property: Property, case: Case, reason: Reason, runner_for: Callable[[Property], Runner]) -> bool:
     """Return whether a case violates a property for this reason."""
-    try:
-        seen = judged(property, case, runner_for(property)).violation
-    except (Inconclusive, WorldUnavailable):
-        return False
-    return seen is not None and reason in (seen.reason, *seen.also)
+    return _seen(property, case, reason, runner_for(property)) is not None
+
+
+def _seen(property: Property, case: Case, reason: Reason, runner: Runner) -> Judgement | None:
+    """Return the judgement of a case if it violates a property for this reason."""
+    seen = judged_if_possible(property, case, runner)
+    if seen is None or seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
+        return None
+    return seen

@@ -46,6 +46,7 @@ class Counterexample:
         refused: a case in which the transport refused a call, and that violation; the search went on after it.
         hints: what else was noticed, if no cause was found.
         printed: what each rank printed when the case was last run; `None` stands for a process that ranks share.
+        same_as: the property of which this is a violation told before; nothing is explained then.
     """
 
     case: Case
@@ -62,6 +63,7 @@ class Counterexample:
     refused: tuple[Case, Violation] | None = None
     hints: tuple[Hint, ...] = ()
     printed: tuple[tuple[int | None, str], ...] = ()
+    same_as: Property | None = None
 
 
 @dataclasses.dataclass

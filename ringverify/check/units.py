@@ -31,6 +31,7 @@ from ringverify.check.drawing import drawn
 from ringverify.check.explaining import judged
 from ringverify.check.finishing import finished
 from ringverify.check.hunting import hunt
+from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Found
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
@@ -99,10 +100,17 @@ class Judge:
 
 @dataclasses.dataclass(frozen=True)
 class Finish:
-    """Shrink, confirm and explain a violation. The answer is an `Ending` and the log of its runs."""
+    """Shrink, confirm and explain a violation. The answer is an `Ending` and the log of its runs.
+
+    Attributes:
+        wanted: the property.
+        found: the violation.
+        stories: as in `hunt`.
+    """
 
     wanted: Wanted
     found: Found
+    stories: tuple[ToldFailure, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +179,17 @@ def _listed(place: int | None) -> Hypothesis:
     return Hypothesis("a fault of one case", STEPS) if place is None else HYPOTHESES[place]
 
 
+def _by_id(property: Property) -> tuple[Callable[[str], Property], tuple[str]]:
+    """Reduce a property, which holds functions, to its id in the catalogue."""
+    return _property, (property.id,)
+
+
+def _property(id: str) -> Property:
+    return PROPERTIES[id]
+
+
 ForkingPickler.register(Hypothesis, _as_listed)
+ForkingPickler.register(Property, _by_id)
 
 
 class Bench:
@@ -208,6 +226,7 @@ class Bench:
                         examples=wanted.examples,
                         seed=wanted.seed,
                         first=wanted.first,
+                        stories=unit.stories,
                     )
                     return ending, without_history(runner.log)
                 case Whole():

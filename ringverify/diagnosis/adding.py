@@ -2,7 +2,7 @@
 
 After a right forward, gradients are sums over pairs of a query and a key. The sum over a part of them (`masks.PARTS`)
 is computed from the right forward, and the factor that it takes to give the gradients that were seen is fitted freely.
-A factor is said only if it is that of one rule in every case: 0, the number of ranks, the scale.
+A factor is said only if it is that of one rule in every case: 0, the number of ranks, the scale; or one number.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks import (
+    EVERYWHERE,
     PARTS,
     POSITIONS,
     At,
@@ -30,19 +31,11 @@ from ringverify.diagnosis.masks import (
     late,
     pairs_of,
 )
+from ringverify.diagnosis.scaling import FITTED, LEFT, named
 from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.ring import STEPS
-
-LEFT = 1e-3
-"""Share of what is wrong that a fit may leave over, before it is compared within rounding."""
-
-NEAR = 10 * LEFT
-"""How far a fitted factor may be from the one that is said of it."""
-
-FITTED = 3
-"""Failing cases on which a factor is fitted."""
 
 Gradients = dict[TensorName, Array]
 
@@ -147,8 +140,6 @@ def _repeated(scene: Scene) -> float:
     return math.lcm(scene.problem.hk, scene.size) / scene.problem.hk
 
 
-EVERYWHERE = PartOfPairs("", lambda pairs: np.ones((1, 1, 1, 1), dtype=bool))
-
 SUBSETS: dict[str, Callable[[Pairs, int], Mask]] = {
     "the block in hand": lambda pairs, block: pairs.owner == block,
     "the blocks up to the one in hand": lambda pairs, block: (pairs.rank - block) % pairs.size <= pairs.hop,
@@ -243,10 +234,9 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             factors = [fit for one in terms if (fit := _factor(one, changed, part)) is not None]
             if len(factors) < len(terms):
                 continue
-            for text, factor in FACTORS.items():
-                if all(abs(seen - factor(one.scene)) < NEAR for seen, one in zip(factors, terms, strict=True)):
-                    change = functools.partial(_multiplied, changed, part, factor)
-                    yield _hypothesis(f"{told}{changed.text} {text}", change)
+            for number, factor in named(factors, fitted, FACTORS, none=1.0):
+                says = number if isinstance(number, str) else f"is multiplied by {number:.4g}"
+                yield _hypothesis(f"{told}{changed.text} {says}", functools.partial(_multiplied, changed, part, factor))
         for where, target in MOVED.items():
             for names in (("dv",), ("dk",), ("dk", "dv")):
                 change = functools.partial(_added_elsewhere, names, part, target)
@@ -367,4 +357,4 @@ def _hypothesis(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
         wide = {name: np.full_like(y, getattr(scene.allowed, name).max(initial=0.0)) for name, y in changes.items()}
         return agree(scene, found, scene.tensors, lambda: dataclasses.replace(scene.allowed, **wide))
 
-    return Hypothesis(text, STEPS, judge=judge)
+    return Hypothesis(text, STEPS, judge=judge, measured=True)

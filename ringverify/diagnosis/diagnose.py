@@ -21,7 +21,7 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted, length_unit
-from ringverify.diagnosis import adding, reading, undefined
+from ringverify.diagnosis import adding, reading, scaling, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
@@ -190,6 +190,7 @@ def _named(
         if probe is not None and (
             found := [
                 *undefined.hypotheses(there),
+                *scaling.hypotheses(there),
                 *adding.hypotheses(there),
                 *reading.hypotheses(there, probe, patience_of(reading.SECONDS).left),
             ]
@@ -224,7 +225,8 @@ def _named(
         named = [one for one in named if len(one.only) == fewest]
         if standing is as_read:
             # It was fitted to some cases, so it is said if it is so in all others; what comes later takes more to say.
-            named, left = [one for one in named[:1] if not one.only], []
+            needed = {one.text for one in requires}
+            named, left = [one for one in named[:1] if not one.only or one.when_it_fails(needed)], []
         if len(_apart(named)) > 1 and differentiate is not None:
             named = _told_apart(named, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         if named and not fewest:

@@ -73,6 +73,7 @@ class Hypothesis(Cause):
         allowed_by: of a fault of rounding that is predicted digit by digit, the capabilities by which it is allowed if
             they are declared. Right results show it too: a case in which they do not rules it out.
         judge: replaces the prediction by steps, for faults of rounding: returns the largest difference left, or `None`.
+        measured: whether a number was fitted to what came back: that it is the same in many cases is no chance.
     """
 
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
@@ -80,6 +81,7 @@ class Hypothesis(Cause):
     scored: Steps | None = None
     allowed_by: tuple[str, ...] | None = None
     judge: Callable[[Scene], float | None] | None = None
+    measured: bool = False
 
     def advised(self, scene: Scene) -> str:
         """Return what to try first in a case; empty if nothing is known."""

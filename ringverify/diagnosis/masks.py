@@ -530,12 +530,16 @@ def _parts() -> Iterator[PartOfPairs]:
             2 * pairs.hop == pairs.size
         ),
         "on rank 0": lambda pairs: pairs.rank == 0,
+        "on rank 1": lambda pairs: pairs.rank == 1,
+        "on rank 2": lambda pairs: pairs.rank == 2,
         "on the last rank": lambda pairs: pairs.rank == pairs.size - 1,
         "from rank 1 on": lambda pairs: pairs.rank > 0,
         "not on the last rank": lambda pairs: pairs.rank < pairs.size - 1,
         "on odd ranks": lambda pairs: pairs.rank % 2 == 1,
         "on even ranks": lambda pairs: pairs.rank % 2 == 0,
         "on the block of rank 0": lambda pairs: pairs.owner == 0,
+        "on the block of rank 1": lambda pairs: pairs.owner == 1,
+        "on the block of rank 2": lambda pairs: pairs.owner == 2,
         "on the block of the last rank": lambda pairs: pairs.owner == pairs.size - 1,
         "on the block of rank 0 on other ranks": lambda pairs: (pairs.owner == 0) & (pairs.rank > 0),
         "on the block of the last rank on other ranks": lambda pairs: (
@@ -572,6 +576,7 @@ def _parts() -> Iterator[PartOfPairs]:
         numbers: dict[str, Callable[[Ints], Mask]] = {
             f"in the first {name}": lambda number: number == 0,
             f"not in the first {name}": lambda number: number > 0,
+            f"in the last {name}": lambda number: number == number.max(),
             f"in odd {name}s": lambda number: number % 2 == 1,
         }
         for text, chosen in numbers.items():
@@ -586,5 +591,7 @@ def _numbered(axis: int, chosen: Callable[[Ints], Mask], pairs: Pairs) -> Mask:
     """Whether a pair's batch entry (axis 0) or head (axis 1) is chosen by its number."""
     return chosen(np.arange(pairs.true.shape[axis]).reshape([-1 if a == axis else 1 for a in range(4)]))
 
+
+EVERYWHERE = PartOfPairs("", lambda pairs: np.ones((1, 1, 1, 1), dtype=bool))
 
 PARTS: tuple[PartOfPairs, ...] = tuple(_parts())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from ringverify.cases.case import Case
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
@@ -15,6 +15,9 @@ from ringverify.diagnosis.where import wrong_tensors
 
 SURE = 2
 """Failing cases, besides the smallest, that a fault has to explain to be named without the condition that it needs."""
+
+MEASURED = 4
+"""Failing cases, besides the smallest, that a measured fault has to explain if some right cases lack it."""
 
 DIGITS = 8
 """Wrong rows with numbers that a fault of some rows has to reproduce: of NaN alone, much can be the cause."""
@@ -109,6 +112,10 @@ class Standing:
     def may_be(self) -> bool:
         """Whether so much is explained that the fault can be named though its condition is not known."""
         return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.tile)
+
+    def when_it_fails(self, known: Set[str]) -> bool:
+        """Whether a measured fault is there in all cases that have what the smallest needs in order to fail."""
+        return self.hypothesis.measured and len(self.confirmed) >= MEASURED and known >= {*self.only}
 
     def with_unknown_condition(self) -> Standing:
         """Return the hypothesis with the remark that it is not there in every case."""

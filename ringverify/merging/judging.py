@@ -207,6 +207,38 @@ def cause_of(property: MergeProperty, found: MergeSearch, c: MergeCapabilities, 
     return None
 
 
+@dataclasses.dataclass(frozen=True)
+class ToldMerge:
+    """A violation of a property by a merge, and the fault that gives its numbers, if one does."""
+
+    property: MergeProperty
+    found: MergeSearch
+    cause: MergeFault | None
+
+
+def same_failure(earlier: ToldMerge, new: ToldMerge, c: MergeCapabilities, calls: Calls) -> bool:
+    """Return whether two violations are one: by their cause, or the case of each violates the other's property alike.
+
+    Raises:
+        WorldUnavailable: nothing was learned.
+    """
+    if earlier.cause is not None and new.cause is not None:
+        return earlier.cause == new.cause
+    reasons = [one.found.violation and one.found.violation.reason for one in (earlier, new)]
+    if None in reasons or "deadline" in (reason[0] for reason in reasons if reason):
+        return reasons[0] == reasons[1]
+    return _breaks(new, earlier.found, c, calls) and _breaks(earlier, new.found, c, calls)
+
+
+def _breaks(told: ToldMerge, other: MergeSearch, c: MergeCapabilities, calls: Calls) -> bool:
+    """Return whether a case of another violation, the smallest or the first one, violates a property as it was told."""
+    for case in (other.case, other.first):
+        violation = None if case is None else judge_merge(told.property, case, c, calls)[1]
+        if violation is not None and told.found.violation and violation.reason == told.found.violation.reason:
+            return True
+    return False
+
+
 def _wrong_alike(
     fault: MergeFault,
     tensors: tuple[str, ...],

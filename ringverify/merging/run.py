@@ -25,7 +25,7 @@ from ringverify.events import CounterexampleEvent, Event, PropertyEvent, Propert
 from ringverify.merge_contract import MergeCapabilities, MergeImplementation
 from ringverify.merging.case import MergeCase
 from ringverify.merging.faults import MergeFault
-from ringverify.merging.judging import MergeSearch, cause_of, judge_merge, search
+from ringverify.merging.judging import MergeSearch, ToldMerge, cause_of, judge_merge, same_failure, search
 from ringverify.merging.properties import LOW, MergeProperty, element_named, select_merge
 from ringverify.merging.running import Grouping, MergeResult, MergeTask, run_merge
 from ringverify.properties.suites import SCALE, SMOKE_EXAMPLES, TIMES
@@ -137,8 +137,9 @@ def check_merges(
             name, asked = subject.merge.name, len(properties)
             calls = MergeCalls(subject, options, progress.loading)
             with contextlib.closing(calls.world):
+                stories: list[ToldMerge] = []
                 for property in properties:
-                    tried.append(_tried(property, subject, options, budget, calls, progress))
+                    tried.append(_tried(property, subject, options, budget, calls, progress, stories))
                     for event in tried[-1].outcome.events:
                         tell(event)
                     if options.stop_early and tried[-1].verdict.is_new_violation():
@@ -166,8 +167,9 @@ def _tried(
     budget: Budget,
     calls: MergeCalls,
     progress: Progress,
+    stories: list[ToldMerge],
 ) -> TriedProperty:
-    """Try one property on one merge."""
+    """Try one property on one merge; a failure that none of the `stories` tells joins them."""
     merge, c = subject.merge, subject.merge.capabilities
     event = PropertyEvent(
         implementation=merge.name,
@@ -200,7 +202,7 @@ def _tried(
                 why = f"the time budget ended after {found.examples} of {examples} examples"
                 event = dataclasses.replace(event, reason=why)
             if found.case is not None:
-                told = _counterexample(property, subject, options, found, calls)
+                told = _counterexample(property, subject, options, found, calls, stories)
                 margin = None if told.error is None else found.margin  # of a failure that is one of values
                 event = dataclasses.replace(event, verdict="fail", margin=margin)
         except Exception as error:
@@ -218,7 +220,12 @@ def _tried(
 
 
 def _counterexample(
-    property: MergeProperty, subject: MergeSubject, options: Options, found: MergeSearch, calls: MergeCalls
+    property: MergeProperty,
+    subject: MergeSubject,
+    options: Options,
+    found: MergeSearch,
+    calls: MergeCalls,
+    stories: list[ToldMerge],
 ) -> CounterexampleEvent:
     """Return the event of a violation, with its cause if a fault gives the same numbers."""
     case, first = found.case, found.first
@@ -229,8 +236,13 @@ def _counterexample(
     if property.low and c.accumulates != case.dtype and judge_merge(property, first, narrow, calls)[1] is None:
         declare = f'accumulates="{case.dtype}", with which this error is allowed; {unit_in_words(case.dtype)}'
     again = (subject.target, "--only", property.id, "--seed", str(options.seed))
+    story = ToldMerge(property, found, cause_of(property, found, c, calls))
+    repeated = next((one.property.id for one in stories if same_failure(one, story, c, calls)), None)
+    if repeated is None:
+        stories.append(story)
     return dataclasses.replace(
-        counterexample(subject.merge.name, property.id, found, cause_of(property, found, c, calls)),
+        counterexample(subject.merge.name, property.id, found, story.cause),
+        same_as=repeated,
         declare=declare,
         merge=again,
         replay=replay_line(file=None, merge=again),
