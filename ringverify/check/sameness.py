@@ -12,7 +12,8 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
 from ringverify.check.explaining import judged_if_possible
 from ringverify.check.searching import Counterexample, Found
-from ringverify.properties.property import Judgement, Property, Reason
+from ringverify.diagnosis.scene import Scene
+from ringverify.properties.property import Judgement, Property, Reason, Violation
 
 SPECIAL = ("dtype", "values", "memory", "cotangent")
 """Fields of a case in which a property may be special: others have ordinary ones there."""
@@ -35,8 +36,8 @@ def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runn
     """Return a counterexample that shows that a violation is one of those told before; `None` if it may be news.
 
     It is if what failed is wrong by the other property too, for the other's reason, once all that is special about this
-    property is taken from it; and if a case of the other, with what is special, breaks this property for its reason.
-    That case is the counterexample: it was shrunk already.
+    property is taken from it; if a case of the other, with what is special, breaks this property for its reason; and if
+    the cause that was named, if any, accounts for all that is wrong. That case is the counterexample: it was shrunk.
 
     Args:
         told: failures of the same implementation that are reported in full.
@@ -52,7 +53,8 @@ def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runn
         if not _steady(shown) or shown.violation.kind == "deadline":
             continue
         ordinary = [_likened(case, shown.case, SPECIAL, runner) for case in _compared(property, found.case, runner)]
-        if not any(_seen(earlier.property, case, shown.violation.reason, runner) for case in chain(*ordinary)):
+        alike = (case for case in chain(*ordinary) if _seen(earlier.property, case, shown.violation.reason, runner))
+        if (plain := next(alike, None)) is None or not _accounts_for(shown, violation, plain, runner):
             continue
         for tried, case in enumerate(_special((shown.case, shown.first), found.case, runner), 1):
             if (seen := _seen(property, case, violation.reason, runner)) is not None:
@@ -65,9 +67,22 @@ def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runn
                     tried=tried,
                     smallest=case == shown.case and shown.smallest,
                     repeats=True,
+                    diagnosis=dataclasses.replace(shown.diagnosis, where=None, region=None),
+                    needs=shown.needs,
                     same_as=earlier.property,
                 )
     return None
+
+
+def _accounts_for(shown: Counterexample, violation: Violation, case: Case, runner: Runner) -> bool:
+    """Return whether the cause of a failure gives other wrong results of a case too; it may, where none is known."""
+    tensors = set() if violation.finding is None else set(violation.finding.tensors)
+    causes, told = shown.diagnosis.causes, shown.violation.finding
+    if not causes or told is None or tensors <= set(told.tensors):
+        return True
+    seen = runner.run(case, gradients=runner.capabilities.gradients)
+    scene = Scene(case, runner.capabilities, seen)
+    return seen.failure is None and any(cause.explains(scene) is not None for cause in causes)
 
 
 def _compared(property: Property, case: Case, runner: Runner) -> list[Case]:

@@ -46,7 +46,7 @@ class Counterexample:
         refused: a case in which the transport refused a call, and that violation; the search went on after it.
         hints: what else was noticed, if no cause was found.
         printed: what each rank printed when the case was last run; `None` stands for a process that ranks share.
-        same_as: the property of which this is a violation told before; nothing is explained then.
+        same_as: the property of which this is a violation told before, whose cause and needs it has.
     """
 
     case: Case

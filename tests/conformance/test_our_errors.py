@@ -123,6 +123,7 @@ def test_an_error_after_a_violation_is_found_costs_only_what_would_have_been_sai
 def test_an_error_in_comparing_two_violations_leaves_both(monkeypatch):
     """Neither is said to be the other."""
     monkeypatch.setattr(run, "same_as", breaks)
+    monkeypatch.setattr(finishing, "repeated", breaks)
     code, events = checked(WRONG_RING, ("forward", "gradients"))
     assert code == WRONG
     assert [event["verdict"] for event in of(events, "property")] == ["fail", "fail"]
