@@ -53,6 +53,24 @@ def test_a_fault_seen_by_several_properties_is_told_once(ringverify):
     assert outcome.out.count("        cause ") == 1
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_fault_of_one_gradient_is_told_once_whatever_is_special_about_a_property(ringverify, jobs):
+    """Though one is about strides, one about world sizes and one about integers; each has its smallest case."""
+    special = "overflow,dtypes,world_size_invariance,exact_selection,strided_inputs,reentrancy"
+    outcome = ringverify.check(miniature("careless:wrong_dv"), "--only", f"gradients,{special}", *FEW, "--jobs", jobs)
+    first, *others = outcome.told("counterexample")
+    assert first["same_as"] is None
+    assert {event["property"] for event in others} == {*special.split(",")}
+    assert {event["same_as"] for event in others} == {"gradients"}
+    assert all(event["needs"] == first["needs"] and event["tried"] <= 6 for event in others)
+    strided, integers = (
+        next(event for event in others if event["property"] == name) for name in ("strided_inputs", "exact_selection")
+    )
+    assert strided["case"]["memory"] != "contiguous"
+    assert integers["case"]["values"] == "selectors"
+    assert outcome.out.count("        needs ") == 1
+
+
 def test_two_faults_are_two_stories(ringverify):
     """A wrong number of some rows, and k and v exchanged on the way back."""
     outcome = ringverify.check(miniature("careless:twice_wrong"), "--only", "forward,gradients", *FEW)

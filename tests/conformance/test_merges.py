@@ -14,6 +14,15 @@ EXAMPLES = ROOT / "docs" / "examples"
 RIGHT, WRONG = f"{EXAMPLES / 'my_merge.py'}:merge_partials", f"{EXAMPLES / 'wrong_merge.py'}:merge_partials"
 MERGES_OF_TESTS = ROOT / "tests" / "merging" / "merges.py"
 
+SCALED = """import torch, ringverify
+
+@ringverify.merge()
+def merge_partials(out_a, lse_a, out_b, lse_b):
+    lse = torch.logaddexp(lse_a, lse_b)
+    weights = (torch.exp(x - lse).transpose(1, 2)[..., None] for x in (lse_a, lse_b))
+    return sum(weight * out * factor for weight, out, factor in zip(weights, (out_a, out_b), (1, 1.001))), lse
+"""
+
 
 def test_a_right_merge_is_conformant(ringverify):
     """Every property has a line, and what is not declared is said."""
@@ -53,6 +62,20 @@ def test_a_wrong_merge_is_shown_with_its_smallest_case_and_cause(ringverify):
     assert again.told("counterexample")[0]["merge_case"] == far["merge_case"]
     confirmed = ringverify("confirm", "report-1.jsonl")
     assert "this violation has no case file" in confirmed.out
+
+
+def test_a_wrong_merge_is_told_once(ringverify):
+    """Where several properties see it; of two partials, nothing can be grouped otherwise: the first case has three."""
+    Path("scaled.py").write_text(SCALED)
+    outcome = ringverify.check("scaled.py:merge_partials", "--only", "merged_out,order,grouping,all_empty")
+    told = outcome.told("counterexample")
+    assert {event["property"]: event["same_as"] for event in told} == {
+        "merged_out": None,
+        "all_empty": "merged_out",
+        "order": "merged_out",
+        "grouping": "merged_out",
+    }
+    assert outcome.out.count("        worst ") == 1
 
 
 @pytest.mark.timeout(60)

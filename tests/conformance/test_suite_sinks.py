@@ -16,6 +16,7 @@ from ringverify.cases.strategies import SINKS, Scope, case_of
 from ringverify.faults import sinks
 from ringverify.faults.ring import EVERYTHING, PLAIN
 from ringverify.implementation import Capabilities, implementation
+from ringverify.properties.invariants import INVARIANTS
 from ringverify.properties.property import judge_everything
 from ringverify.ring.declared import allgather, ring
 from ringverify.worlds.simulated import SimulatedWorld
@@ -47,6 +48,15 @@ def test_right_rings_are_right_about_sinks(implementation):
     for number in range(20):
         judgement = judge_everything(case(number), runner)
         assert judgement.violation is None, (case(number).describe(), judgement.violation)
+
+
+def test_a_sink_that_leaves_almost_no_weight_to_keys_is_no_violation():
+    """Beside a sink of 100, out is subnormal: half of it would not be rounded alike."""
+    fields = {"query_length": 5, "key_heads": None, "dtype": "float32", "scale": None, "batch": 1}
+    plain = [case(1, **fields).replace(seed=seed, values="normal", sharding="contiguous") for seed in (0, 3, 4, 5, 7)]
+    assert all(make_inputs(one).sinks.max() > 50 for one in plain)
+    runner = Runner(WHOLE, WORLD)
+    assert [INVARIANTS.judge(one, runner).violation for one in plain] == [None] * 5
 
 
 @pytest.mark.parametrize("id", sinks.FAULTS.mutants)

@@ -103,6 +103,15 @@ def talkative(q, k, v, call: AttentionCall):
     return torch.cat([out[:, :1] * 1.0371 + 0.01, out[:, 1:]], dim=1)
 
 
+@implementation(name="wrong dv")
+def wrong_dv(q, k, v, call: AttentionCall):
+    """dV of rank 1 is a hundredth too large."""
+    if call.rank == 1 and v.requires_grad:
+        v = v * 1
+        v.register_hook(lambda gradient: gradient * 1.01)
+    return attention(q, k, v, call)
+
+
 @implementation(name="twice wrong")
 def twice_wrong(q, k, v, call: AttentionCall):
     """The output is doubled where the mask is causal; dK and dV are swapped everywhere."""

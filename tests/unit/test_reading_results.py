@@ -1,6 +1,7 @@
 """What is read off an implementation is said in words that hold in every case; where none do, nothing is said."""
 
 import functools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,10 @@ from ringverify.cases.running import Runner
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.masks import PARTS, Pairs
+from ringverify.diagnosis.needs import Needs, Requirement
 from ringverify.diagnosis.scene import Scene
 from ringverify.faults.place import Block
-from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, ring_of
+from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, returning, ring_of
 from ringverify.implementation import Implementation
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -48,7 +50,7 @@ def without_late(m, here, hop, owner):
     return m * ~(late[None] & odd[:, None] & (owner < here.rank))
 
 
-def named(steps, case, *, gradients, capabilities=EVERYTHING):
+def named(steps, case, *, gradients, capabilities=EVERYTHING, needs=None):
     """What the diagnosis says of a ring of these steps, without the library of faults."""
     world = SimulatedWorld()
     runner = Runner(Implementation(ring_of(steps), "ring with a fault", capabilities), world)
@@ -59,6 +61,7 @@ def named(steps, case, *, gradients, capabilities=EVERYTHING):
             capabilities,
             probe=lambda case, inputs: runner.run(case, gradients=gradients, inputs=inputs),
             hypotheses=[],
+            needs=needs,
         )
     finally:
         world.close()
@@ -87,7 +90,19 @@ def unguarded(s, m, v):
 
 NAN = "rows that attend no key of some block of which the rank attends any are NaN: -inf - (-inf) is not guarded"
 FORWARD[NAN] = replace(STEPS, partial=unguarded), case_of(window=(2, 1))
+NUMBERS = {
+    "out on the last rank is 0.97 times what it should be": lambda here, out, lse: (
+        out * (0.97 if here.rank == here.size - 1 else 1), lse
+    ),
+    "lse is larger by log of the scale": lambda here, out, lse: (out, lse + math.log(here.problem.scale_value)),
+    "lse in the first head is 1.25 times what it should be": lambda here, out, lse: (
+        out, torch.cat([lse[:, :1] * 1.25, lse[:, 1:]], dim=1)
+    ),
+}  # fmt: skip
 BACKWARD = {
+    "on the block of rank 1: what is added to dv is multiplied by 1.01": replace(
+        STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, dk, dv * (1.01 if here.rank == 1 else 1))
+    ),
     "delta takes the part of out that comes from the block in hand instead of the whole out": replace(
         STEPS, ds=lambda p, dp, delta: p * (dp - (p * dp).sum(-1, keepdim=True))
     ),
@@ -115,6 +130,34 @@ def test_a_mask_is_said_as_it_is_made(words):
     """By blocks, by positions, by rows and pieces of a block, by batch entry."""
     steps, case = FORWARD[words]
     assert named(steps, case, gradients=False) == words
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("words", NUMBERS)
+def test_a_number_that_is_the_same_in_all_cases_is_said(words):
+    """Of the rows in which it is so, and none where a number follows from nothing."""
+    assert named(returning(NUMBERS[words]), case_of(), gradients=False) == words
+
+
+@pytest.mark.timeout(60)
+def test_a_number_that_is_another_in_every_case_is_not_said():
+    """It is a rule only if one can say it."""
+    strange = returning(lambda here, out, lse: (out * (1 + here.problem.nk / 7 + here.problem.heads / 3), lse))
+    assert named(strange, case_of(), gradients=False) is None
+
+
+@pytest.mark.timeout(60)
+def test_a_number_may_need_what_the_case_needs():
+    """Where three ranks have it and two have not, the condition is said beside it."""
+    wrong = returning(lambda here, out, lse: (out * (0.9 if here.size > 2 else 1), lse))
+    ranks = (Requirement("at least 3 ranks", lambda case: case.world_size > 2),)
+    told = "out on three ranks or more is 0.9 times what it should be"
+    assert named(wrong, case_of(), gradients=False) == told
+    odd = returning(lambda here, out, lse: (out * (0.9 if here.size > 2 and here.rank == 1 else 1), lse))
+    assert named(odd, case_of(), gradients=False) is None
+    assert named(odd, case_of(), gradients=False, needs=Needs(ranks, (), complete=True, tried=1)) == (
+        "out on rank 1 is 0.9 times what it should be, though not in every case"
+    )
 
 
 @pytest.mark.timeout(60)
