@@ -50,6 +50,8 @@ p_ij + E'_ij times the errors of h_ij and of the slope. dq, dk and dv are sums o
 to K_i, to L_i and to the sums of weights like a key whose A_ij is 0, and it is one more partial result that is merged.
 Its gradient is the sum of its ds_ij, in float32 like the sinks themselves: over all queries that is a column of dk for
 queries of 1, to which P ranks' parts, each rounded, add P + 1 roundings (lemma 3.1, as below).
+What merges the sink with a weight w of the keys, such as sigmoid(lse - sink), may compute the weight of the sink as
+1 - w, whose error is relative to 1 however small it is: times sum_d |dout_id| |out_id| + |dlse_i| for each row.
 
 **Range.** The model ends where a number overflows. Where a score, a recomputed weight or a running sum may exceed the
 largest number of the dtype of the declared sums, or a number that is rounded to the input dtype may exceed the largest
@@ -332,7 +334,8 @@ def allowed_error(
         parts = (
             u * (problem.batch * problem.nq + merge_cost) + u_weight + UNIT_ROUNDOFF["float32"] * (pipeline.blocks + 1)
         )
-        sink_error = ds_error[..., -1] + np.expm1(parts) * ds_size[..., -1] + tiny + UNDERFLOW["float32"]
+        beside = np.expm1(u * merge_cost) * ((dout_size * out_size).sum(axis=3) + np.abs(change[..., 0]))
+        sink_error = ds_error[..., -1] + beside + np.expm1(parts) * ds_size[..., -1] + tiny + UNDERFLOW["float32"]
         sink_error = np.where(attended[..., -1], np.where(unsaid[..., 0], np.inf, sink_error), 0.0)
         dsinks = sink_error.sum(axis=0)
         columns, dk_error, dv_error = columns[:, :, :-1], dk_error[:, :, :-1], dv_error[:, :, :-1]

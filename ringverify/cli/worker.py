@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     file: Path = options.write
     text = (FOLDER / f"{options.flavour}_worker.py").read_text(encoding="utf-8")
     target = shlex.quote(f"program: python {shlex.quote(str(file))}")
-    text = text.replace(f"'program: python {WRITTEN}'", target).replace(f'"{WRITTEN}"', f'"{file.name}"')
+    text = text.replace(f"'program: python {WRITTEN}'", target)
     do = "Put your own code into attend, then run, with its environment's python"
     write_to_fill_in(file, text, do, target, console)
     return 0

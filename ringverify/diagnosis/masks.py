@@ -184,7 +184,7 @@ def _tiled(tile: int) -> At:
 
 def _sharded(name: ShardingName) -> At:
     def at(pairs: Pairs, x: OneSide) -> Ints:
-        if pairs.case.sharding in (name, "replicated_query"):
+        if len(x.shards) != pairs.size or pairs.case.sharding == name:  # every rank may have all queries
             return x.p
         of = (key_positions if x is pairs.keys else query_positions)(name, x.total, pairs.size)
         if any(len(a) != len(b) for a, b in zip(of, x.shards, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -92,7 +93,8 @@ def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
         if event.first_margin is not None and (event.tensor is not None or event.element is not None):
             there, here = margin_text(event.first_margin), margin_text(event.margin)
             margins = f"; margin {there} there, {here} in the smallest case"
-        rows.append(("shrunk", f"from {event.shrunk_from or 'another'}, {event.tried} cases tried{margins}"))
+        tried = f"{event.tried} {words.plural('case', event.tried)} tried"
+        rows.append(("shrunk", f"from {event.shrunk_from or 'another'}, {tried}{margins}"))
     for earlier in event.after or ():
         rows.append(("after", f"{earlier} has run in the same process; without that, this case does not fail"))
     if event.repeats is False:
@@ -131,6 +133,8 @@ def worst_numbers(event: CounterexampleEvent) -> str | None:
         return None
     if actual != actual and expected != expected:
         return "is NaN, and so is the value it is compared with"
+    if actual != actual and math.isinf(allowed):  # the right value is one of many
+        return "is NaN, should be any finite number"
     text = f"is {actual:.6g}, should be {expected:.6g}: "
     if error != error or error > FAR_BEYOND * allowed:  # where the right answer is 0, hardly any error is allowed
         return text + f"error {error:.3g} where {f'{allowed:.2g}' if allowed else 'none'} is allowed"

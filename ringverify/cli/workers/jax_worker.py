@@ -1,6 +1,6 @@
 """A worker for ringverify in JAX: answers cases in a process of its own. Needs jax, numpy, safetensors and ml_dtypes.
 
-Put your own code into `attend`, declare in CAPABILITIES what it supports, and run:
+Put your own code into `ring`, or into `attend` in its place, declare in CAPABILITIES what it supports, and run:
   ringverify check 'program: python worker.py'
 What is printed here goes to ringverify's log. The protocol is described in ringverify's docs/worker.md.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-NAME = "worker.py"
+NAME = os.path.basename(__file__)
 VERSIONS = {"jax": jax.__version__}
 CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32", "bfloat16"], "lse": True, "lse_gradient": True}
 CAPABILITIES |= {"gqa": True, "value_dim": True, "world_sizes": [1, 2, 4, 8], "shapes": "compiled"}

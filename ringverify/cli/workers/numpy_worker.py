@@ -13,7 +13,7 @@ import traceback
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-NAME = "worker.py"
+NAME = os.path.basename(__file__)
 VERSIONS = {"numpy": np.__version__}
 CAPABILITIES = {"sharding": "zigzag", "dtypes": ["float32", "float64"], "lse": True, "lse_gradient": True}
 CAPABILITIES |= {"value_dim": True, "scale": True, "uneven": True, "empty_shards": True}
