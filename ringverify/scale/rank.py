@@ -23,7 +23,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ringref.classes import ClassHead, pieces_of
-from ringref.intervals import parts
+from ringref.intervals import Part, parts
 from ringref.problem import Problem
 from ringref.rounding import LongBounds, Pipeline
 from ringref.sampled import SampledRows, merged
@@ -336,7 +336,7 @@ class _LongRun:
             if "dq" in self.compared.returned:
                 self._compare_dq(b, h, piece, at, keys[at], out, (dq, size, head.sizes[at]), bounds)
             self.note()
-        if len(order) < self.problem.nq:
+        if self.case.sharding != "replicated_query":
             others = np.ones(self.problem.nq, dtype=bool)
             others[self.queries] = False
             head.lse[others] = 0.0
@@ -417,7 +417,7 @@ class _LongRun:
         )
 
     def _seen(self, head: ClassHead, key_classes: Positions, keys: Float, bounds: LongBounds) -> str:
-        """Say how many stretches of keys, had they been left out by the forward, would have moved lse too far."""
+        """Say how many stretches of keys, had they been left out by the forward, would have moved an lse too far."""
         p, rng = self.problem, np.random.default_rng(self.case.seed + 1)
         allowed, seekers = bounds.lse(keys, head.lse), self.numbers.query_classes(0, 0, np.arange(p.nq))
         limit = np.log(np.where(allowed > 0, allowed, np.inf)) + np.where(keys > 0, head.lse, np.inf)
@@ -428,11 +428,7 @@ class _LongRun:
             for start in rng.integers(0, max(p.nk - length, 0) + 1, TRIED):
                 for part in cut:
                     first, last = np.searchsorted(part.keys, [start, start + length])
-                    weights = np.bincount(key_classes[part.keys[first:last]], minlength=exps.shape[1])
-                    left_out = np.log(np.maximum(exps @ weights, np.finfo(float).tiny))
-                    begin, end = np.searchsorted(part.last, last), np.searchsorted(part.first, first, side="right")
-                    at = part.queries[begin:end]
-                    if first < last and (left_out[seekers[at]] > limit[at]).any():
+                    if first < last and _moved(part, (first, last), key_classes, exps, seekers, limit):
                         seen += 1
                         break
             said.append(f"{seen} of {TRIED} {'single keys' if length == 1 else f'runs of {length} keys'}")
@@ -597,6 +593,39 @@ class _LongRun:
             with contextlib.suppress(OSError):  # of a rank on another machine
                 path.with_suffix(".new").write_text(json.dumps(noted))
                 path.with_suffix(".new").replace(path)
+
+
+def _moved(
+    part: Part, stretch: tuple[int, int], key_classes: Positions, exps: Float, seekers: Positions, limit: Float
+) -> bool:
+    """Whether an lse would be off by more than is allowed without a stretch of keys, of which a row may attend a part.
+
+    Args:
+        part: what attends what.
+        stretch: the first of its keys, and the one after the last.
+        key_classes: class of each key.
+        exps: exponentials of scores by class of query and of key.
+        seekers: class of each query.
+        limit: log of the largest sum of exponentials that may be missing, by query.
+    """
+    first, last = stretch
+    counts = np.zeros((last - first + 1, exps.shape[1]))
+    counts[np.arange(1, last - first + 1), key_classes[part.keys[first:last]]] = 1.0
+    counts = counts.cumsum(axis=0)
+    with np.errstate(divide="ignore"):
+        # Rows that attend all of it have one answer a class; few attend a part of it.
+        begin, end = np.searchsorted(part.last, last), np.searchsorted(part.first, first, side="right")
+        at = part.queries[begin:end]
+        if (np.log(exps @ counts[-1])[seekers[at]] > limit[at]).any():
+            return True
+        begin, end = np.searchsorted(part.last, first, side="right"), np.searchsorted(part.first, last)
+        some = np.flatnonzero((part.last[begin:end] < last) | (part.first[begin:end] > first)) + begin
+        rows = part.queries[some]
+        attended = (
+            counts[np.minimum(part.last[some], last) - first] - counts[np.maximum(part.first[some], first) - first]
+        )
+        left_out = np.log(np.einsum("rc,rc->r", exps[seekers[rows]], np.maximum(attended, 0.0)))
+    return bool((left_out > limit[rows]).any())
 
 
 def sampled_worth(sampled: Positions, length: int) -> str:

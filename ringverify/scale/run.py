@@ -187,8 +187,10 @@ def _told(
 def _sizes(plan: RunPlan, options: Options, crew: Crew | None) -> tuple[int, ...]:
     """Return the world sizes to try: those asked for, else all processes of torchrun, else two ranks if that may be."""
     declared = plan.implementation.capabilities.world_sizes
-    if options.world_sizes is not None or declared is None:
-        return options.world_sizes or (crew.size if crew is not None else RANKS,)
+    if options.world_sizes is not None:
+        return tuple(one for one in options.world_sizes if one in (declared or (one,))) or options.world_sizes
+    if declared is None:
+        return (crew.size if crew is not None else RANKS,)
     return (max(declared),) if crew is not None else (RANKS if RANKS in declared else declared[-1],)
 
 
@@ -205,7 +207,9 @@ def _case(capabilities: Capabilities, asked: ScaleRequest, size: int, seed: int)
     length, bound = asked.length, {"documents", "key_lengths", "key_length"} & fields.keys()
     if not bound and (not c.uneven or c.length_multiple):
         step = math.lcm(even_multiple(sharding, size), size * (c.length_multiple or 1))
-        length = max(length // step, 1) * step
+        if length < step:
+            raise UsageError(f"--length {length}: what is declared needs a multiple of {step} on {size} ranks")
+        length = length // step * step
     problem = Problem.from_json({**fields, "query_length": length})
     return Case(
         problem=problem,
