@@ -7,7 +7,7 @@ backward. Shape letters: B batch, H query heads, S queries, T keys, D head_dim, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +67,13 @@ def attention(here: Here, m: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[T
     return acc / safe[..., None], torch.where(total == 0, -math.inf, top[..., 0] + safe.log())
 
 
-def by_allgather(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+Joined = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What becomes of out `(B, H, S, E)` and lse `(B, H, S)` beside learned sinks `(H, 1)`."""
+
+
+def by_allgather(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, joined: Joined | None = None
+) -> tuple[Tensor, Tensor]:
     """Attend all keys, after a differentiable all-gather in the wide dtype; autograd does the backward."""
     here = _here(q, call)
     q, k, v = (x.to(here.wide) for x in (q, k, v))
@@ -76,6 +82,8 @@ def by_allgather(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[
     m = STEPS.pattern(replace(STEPS, keys=lambda here, hop, owner: positions), here, 0, 0)
     q, k, v = q.transpose(1, 2), *(STEPS.per_query_head(here, x.transpose(1, 2)) for x in (k, v))
     out, lse = attention(here, m, q, k, v)
+    if joined is not None and call.sinks is not None:
+        out, lse = joined(out, lse, call.sinks.to(here.wide)[:, None])
     return out.transpose(1, 2).to(here.dtype), lse
 
 

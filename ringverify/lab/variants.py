@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from ringverify.implementation import Implementation
-from ringverify.lab import variants_of_arithmetic, variants_of_transport
+from ringverify.lab import variants_of_arithmetic, variants_of_features, variants_of_transport
 from ringverify.lab.variant import Variant
 
-VARIANTS: dict[str, Variant] = {**variants_of_transport.ROWS.variants, **variants_of_arithmetic.ROWS.variants}
+VARIANTS: dict[str, Variant] = {
+    **variants_of_transport.ROWS.variants,
+    **variants_of_arithmetic.ROWS.variants,
+    **variants_of_features.ROWS.variants,
+}
 """All variants by id."""
 
 
