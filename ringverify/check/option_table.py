@@ -113,6 +113,14 @@ OPTIONS: tuple[Option, ...] = (
         pytest=False,
         argument=False,
     ),
+    Option(
+        name="sharding",
+        metavar="NAME",
+        meaning="suite scale: which rank holds which positions",
+        default="zigzag if causal, or the first that is declared",
+        pytest=False,
+        argument=False,
+    ),
     Option(name="only", read=names, metavar="ID,…", meaning="these properties only"),
     Option(name="skip", read=names, metavar="ID,…", meaning="not these properties"),
     Option(

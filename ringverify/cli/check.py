@@ -94,9 +94,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
     of_merges = asked_of_merges(request) if merges else []
     asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
-    long = wanted(request, options.length, options.problem) if options.suite == SCALE else None
-    if long is None and (options.length or options.problem):
-        raise UsageError(f"--length and --problem are options of --suite {SCALE}: add it, or leave them out")
+    long = wanted(request, options.length, options.problem, options.sharding) if options.suite == SCALE else None
+    if long is None and (options.length or options.problem or options.sharding):
+        raise UsageError(f"--length, --problem and --sharding are options of --suite {SCALE}: add it or leave them out")
     properties = [] if long is not None or merges else request.properties()
     outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])

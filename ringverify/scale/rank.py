@@ -183,7 +183,8 @@ def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[
     """Return positions of queries, some for every purpose.
 
     They are the ends of every rank's runs of positions, both sides of powers of two, where tiles may end, ends of
-    documents, others at random, and for each two ranks a query of one that attends a key of the other, if there is one.
+    documents (of many, some all along), others at random, and for each two ranks a query of one that attends a key of
+    the other, if there is one.
     """
     n, rng = case.problem.nq, np.random.default_rng(case.seed)
     powers = 2 ** np.arange(max(n, 1).bit_length())
@@ -196,8 +197,9 @@ def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[
             breaks = np.flatnonzero(np.diff(ascending) > 1)
             if len(breaks) < case.world_size:  # a striped shard has breaks everywhere
                 chosen += [ascending[breaks], ascending[breaks + 1]]
-    for edge in (case.problem.documents or ())[: count // 4]:
-        chosen.append(np.array([edge - 1, edge]))
+    edges = np.array(case.problem.documents or (), dtype=np.int64)
+    edges = edges[np.linspace(0, len(edges) - 1, min(len(edges), count)).astype(np.int64)] if len(edges) else edges
+    chosen += [edges - 1, edges]
     found = np.unique(np.concatenate(chosen).astype(np.int64))
     found = found[(found >= 0) & (found < n)]
     for attends in _attending(case.problem, keys):

@@ -88,19 +88,25 @@ class ScaleRequest:
         problem: fields of the problem as JSON, without its length, or empty for what suits the implementation.
         length: positions.
         methods: how results are verified.
+        sharding: which rank holds which positions; `None` is zigzag for a causal problem, or what is declared first.
     """
 
     problem: dict[str, Any]
     length: int
     methods: tuple[str, ...]
+    sharding: str | None = None
 
 
-def wanted(request: CheckRequest, length: int | None, problem: str | None) -> ScaleRequest:
+def wanted(request: CheckRequest, length: int | None, problem: str | None, sharding: str | None) -> ScaleRequest:
     """Read the options of the suite.
 
     Raises:
-        UsageError: one of them is wrong.
+        UsageError: one of them is wrong, or has no meaning here.
     """
+    for option in ("max_examples", "time_budget", "baseline"):
+        if getattr(request, option) is not None:
+            name = f"--{option.replace('_', '-')}"
+            raise UsageError(f"{name} is not for the suite scale, which is one long case a method; leave it out")
     names = tuple(METHODS)
     for name in (*(request.only or ()), *(request.skip or ())):
         if name not in names:
@@ -116,7 +122,7 @@ def wanted(request: CheckRequest, length: int | None, problem: str | None) -> Sc
         raise UsageError(f"--problem {problem}: expected fields of a problem as a JSON object: {error}") from None
     if length is not None and fields.get("query_length", length) != length:
         raise UsageError(f"--length {length} contradicts query_length={one.nq} in --problem: leave one of them out")
-    return ScaleRequest(problem=fields, length=one.nq, methods=methods)
+    return ScaleRequest(problem=fields, length=one.nq, methods=methods, sharding=sharding)
 
 
 def check_scale(
@@ -160,7 +166,10 @@ def check_scale(
             checked = Checked(one, world, options, asked.length, progress)
             tries = {name: partial(checked.by, name) for name in get_args(Method)} | {MEMORY.id: checked.memory}
             found = (tries[method](cases) for method in asked.methods)
-            outcomes.append(_told(found, one.implementation.name, len(asked.methods), tell))
+            name, early = one.implementation.name, options.stop_early
+            outcomes.append(_told(found, name, len(asked.methods), tell, stop_early=early))
+        if options.stop_early and outcomes[-1].exit_code == 1:
+            break
     footer = footer_event(outcomes, baseline=False)
     tell(footer)
     return footer.exit_code
@@ -172,7 +181,7 @@ def open_fast(name: WorldName) -> World:
 
 
 def _told(
-    results: Iterable[TriedProperty], name: str, asked: int, tell: Callable[[Event], None]
+    results: Iterable[TriedProperty], name: str, asked: int, tell: Callable[[Event], None], *, stop_early: bool = False
 ) -> ImplementationOutcome:
     """Report results as they come, and then the verdict on an implementation."""
     began, found = time.monotonic(), []
@@ -180,6 +189,8 @@ def _told(
         found.append(one)
         for event in one.outcome.events:
             tell(event)
+        if stop_early and one.verdict.is_new_violation():
+            break
     tell(implementation_event(found, implementation=name, asked=asked, seconds=time.monotonic() - began))
     return ImplementationOutcome.of([one.verdict for one in found])
 
@@ -203,7 +214,9 @@ def _case(capabilities: Capabilities, asked: ScaleRequest, size: int, seed: int)
     multiples = [one for one in (c.heads_multiple, c.key_heads_multiple) if one is not None]
     fields.setdefault("heads", math.lcm(*(size if one == "world_size" else int(one) for one in multiples)))
     names = [sharding_name(one) for one in c.shardings]
-    sharding = "zigzag" if fields["causal"] and "zigzag" in names else names[0]
+    sharding = asked.sharding or ("zigzag" if fields["causal"] and "zigzag" in names else names[0])
+    if sharding not in names:
+        raise UsageError(f"--sharding {sharding} is not declared: {', '.join(names)}{instead(sharding, names)}")
     length, bound = asked.length, {"documents", "key_lengths", "key_length"} & fields.keys()
     if not bound and (not c.uneven or c.length_multiple):
         step = math.lcm(even_multiple(sharding, size), size * (c.length_multiple or 1))
@@ -230,9 +243,10 @@ def refuse_too_long(case: Case, plan: RunPlan, here: int) -> None:
     numbers = p.batch * p.heads * (p.nq + p.nk) // 2 * max(p.head_dim, p.dv)
     width = {"float64": 8}.get(p.dtype, 4)
     sums = 2 * (p.nq + p.nk) // BLOCK * (MOST_CLASSES + QUERY_CLASSES) * (p.dv + 3) * 8 * p.group_size
-    of_rank = TENSORS_A_SIDE * width * numbers // case.world_size + sums + 64 * (p.nq + p.nk) + PROCESS_BYTES
+    of_rank = TENSORS_A_SIDE * width * numbers // case.world_size + sums + 64 * (p.nq + p.nk)
     ranks = min(case.world_size, here)
-    needed, available = of_rank * ranks, available_memory()
+    processes = 1 if plan.world == "simulated" else ranks
+    needed, available = of_rank * ranks + PROCESS_BYTES * processes, available_memory()
     if plan.world != "nccl" and available is not None and needed > available:
         raise UsageError(
             f"--length {p.nq}: about {needed / 2**30:.1f} GiB are needed for {ranks} ranks, and "
@@ -459,6 +473,7 @@ class Checked:
             self.plan.target,
             *("--suite", "scale", "--only", method, "--length", str(case.problem.nq)),
             *("--problem", json.dumps(problem), "--world-sizes", str(case.world_size), "--seed", str(case.seed)),
+            *("--sharding", case.sharding),
             *world,
         )
 

@@ -1,13 +1,19 @@
 """The suite `scale` on the command line: verdicts, figures, what a failure says, and all that can be typed wrong."""
 
+import contextlib
 import re
 import shlex
 
 import pytest
 from command_line import assert_one_line, miniature
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
 from ringverify.check.options import CheckRequest
+from ringverify.check.planning import planned
 from ringverify.errors import UsageError
+from ringverify.ring.declared import ring
+from ringverify.scale import run as scale_run
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,7 +31,9 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     assert every[0].startswith("3 ranks n=1000 ")
     for words in ("implementation", "verification", "processor time", "peak memory"):
         assert words in every[1]
-    assert "of 128 single keys" in every[-1]
+    assert re.search(r"peak memory of the process of all ranks [1-9]\d* MiB", every[1])
+    assert " cotangent=both " in every[0]
+    assert "128 of 128 single keys and 128 of 128 runs of 256 keys" in every[-1]
     assert "with probability" in sampled[-1]
     assert "of all rows on" in sums[-1]
     assert every[-1] in " ".join(ran.out.split())
@@ -152,6 +160,9 @@ WRONG = {
     "nothing left": (["--skip", "every_row,sampled_rows,identities,memory"], ["--only and --skip leave no property"]),
     "no JSON": (["--problem", "causal"], ["--problem causal", "JSON object"]),
     "no such field": (["--problem", '{"dims": 3}'], ["'dims'", "known:"]),
+    "shorter than its step": (["--length", "1", "--problem", '{"sinks": true}'], ["sinks", "scale"]),
+    "no such sharding": (["--sharding", "zigzagged"], ["zigzagged", "zigzag", "did you mean"]),
+    "examples": (["--max-examples", "3"], ["--max-examples", "suite scale", "leave it out"]),
     "two lengths": (["--length", "8", "--problem", '{"query_length": 9}'], ["--length 8", "query_length=9"]),
     "too long": (["--length", "100000000000"], ["GiB are needed for 2 ranks", "GiB are available", "shorter length"]),
 }
@@ -164,6 +175,49 @@ def test_wrong_usage_is_one_line(name, ringverify):
     ran = ringverify.check("ring", *SCALE, *asked)
     assert ran.code == 2
     assert_one_line(ran.err, words)
+
+
+def test_memory_that_is_needed_is_estimated(monkeypatch):
+    """At least the tensors of a call, and little for each rank that is a thread."""
+    c = ring.capabilities
+    long = Problem(query_length=1 << 20, heads=8, head_dim=64)
+    case = Case(problem=long, sharding="zigzag", world_size=2)
+    tensors = 8 * long.nq * long.heads * long.head_dim * 4
+    for available, world_size, length, refused in (
+        (tensors, 2, 1 << 20, True),
+        (8 * tensors, 2, 1 << 20, False),
+        (4 << 30, 128, 4096, False),
+        (4 << 30, 128, 1 << 20, True),
+    ):
+        monkeypatch.setattr(scale_run, "available_memory", lambda found=available: found)
+        one = case.replace(query_length=length, world_size=world_size)
+        plan = planned("ring", ring, world="simulated", world_sizes=(world_size,), crew=None)
+        with pytest.raises(UsageError, match="GiB are needed") if refused else contextlib.nullcontext():
+            scale_run.refuse_too_long(one, plan, world_size)
+    assert "zigzag" in c.shardings
+
+
+def test_another_sharding_than_the_first_can_be_asked_for(ringverify):
+    """And the line that shows it again asks for it too."""
+    ran = ringverify.check(FAULT, *SCALE, "--length", 1200, "--only", "every_row", "--sharding", "striped")
+    (event,) = ran.told("counterexample")
+    assert event["case"]["sharding"] == "striped"
+    assert "--sharding striped" in shlex.join(event["scale"])
+
+
+def test_the_first_violation_ends_it(ringverify):
+    """With -x; a length for which nothing is left to share is refused."""
+    ran = ringverify.check(FAULT, *SCALE, "--length", 1200, "--only", "every_row,sampled_rows", "-x")
+    assert ran.verdicts() == {"every_row": "fail"}
+    short = ringverify.check(miniature("lenses:padding_cleared"), *SCALE, "--length", 1)
+    assert short.code == 2
+    assert_one_line(short.err, ["--length 1", "multiple of"])
+
+
+def test_a_rank_that_holds_all_queries_waits_for_no_other(ringverify):
+    """One query is on one of two ranks, and the other one waits for nothing."""
+    ran = ringverify.check("ring", *SCALE, "--length", 1, "--only", "every_row", "--problem", '{"key_length": 40}')
+    assert ran.code == 0
 
 
 def test_its_options_belong_to_it(ringverify):
