@@ -178,6 +178,40 @@ DETACHED: dict[str, Callable[[Terms], list[Array]]] = {
 }
 """Parts of all weights `(B, H, Nq, Nk)` that may be merged with weights that have no gradient."""
 
+NORMALISERS: dict[str, Callable[[Terms], Array | None]] = {
+    "the largest score of a row": lambda terms: _largest(terms, terms.scene.truth.intermediates.scores),
+    "the lse of the keys without the sink": lambda terms: _without_sink(terms),
+    "the lse of the scores before the softcap": lambda terms: _before_softcap(terms),
+    "the log of the number of keys": lambda terms: np.log(np.maximum(terms.pairs.true.sum(axis=-1), 1)),
+}
+"""What the backward may subtract from scores instead of lse, `(B, H, Nq)`; `None` where it is the same."""
+
+
+def _largest(terms: Terms, scores: Array) -> Array:
+    found: Array = np.max(scores, axis=-1, where=terms.pairs.true > 0, initial=-np.inf)
+    return found
+
+
+def _without_sink(terms: Terms) -> Array | None:
+    inner = terms.scene.truth.intermediates
+    if inner.sink_weights is None:
+        return None
+    with np.errstate(divide="ignore"):
+        found: Array = inner.lse + np.log1p(-inner.sink_weights)
+    return found
+
+
+def _before_softcap(terms: Terms) -> Array | None:
+    if terms.scene.problem.softcap is None:
+        return None
+    inner = terms.scene.truth.intermediates
+    top = _largest(terms, inner.raw_scores)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        found: Array = safe + np.log((terms.pairs.true * np.exp(inner.raw_scores - safe[..., None])).sum(axis=-1))
+    return found
+
+
 Moved = Callable[[Pairs, OneSide], Ints]
 """The position to whose row goes what belongs to the row of each position."""
 
@@ -247,6 +281,10 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             change = functools.partial(_with_part, blocks, out, lse)
             if all(_fits(one, change(one)) for one in terms):
                 yield _hypothesis(says.format(text), change)
+    for text, normaliser in NORMALISERS.items():
+        change = functools.partial(_with_normaliser, normaliser)
+        if all(_fits(one, change(one)) for one in terms):
+            yield _hypothesis(f"the backward takes {text} for lse: its weights do not add up to 1", change)
     for text, weighed in DETACHED.items():
         change = functools.partial(_with_detached, weighed)
         if all(_fits(one, change(one)) for one in terms):
@@ -329,9 +367,23 @@ def _with_part(blocks: Callable[[Pairs, int], Mask], out: bool, lse: bool, terms
     pairs, every = terms.pairs, range(terms.pairs.size)
     share, part = (sum(x[..., [block]] * blocks(pairs, block) for block in every) for x in (terms.shares, terms.blocks))
     times = np.where(share > 0, 1 / np.where(share > 0, share, 1.0), 1.0) if lse else np.ones_like(share)
-    delta = part * times if out else terms.delta
+    return _with_weights(times, part * times if out else terms.delta, terms)
+
+
+def _with_weights(times: Array, delta: Array, terms: Terms) -> Gradients:
+    """Return what changes with another delta, and weights that are so many times as large."""
     ds = terms.factor * (times * (terms.dp - delta + terms.dlse) - (terms.dp - terms.delta + terms.dlse))
     return terms.sums(QKV_GRADIENTS, ds, terms.p * (times - 1))
+
+
+def _with_normaliser(normaliser: Callable[[Terms], Array | None], terms: Terms) -> Gradients:
+    """Return what changes if scores are taken less something else than lse."""
+    lse, other = terms.scene.truth.intermediates.lse, normaliser(terms)
+    if other is None:
+        return Gradients()
+    there = np.isfinite(lse) & np.isfinite(other)
+    times = np.exp(np.where(there, lse, 0.0) - np.where(there, other, 0.0))[..., None]
+    return _with_weights(times, terms.delta, terms)
 
 
 def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradients:

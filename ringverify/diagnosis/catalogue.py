@@ -7,6 +7,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED, ROUNDED, SUMMED
 from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.faults import positions
 from ringverify.faults.catalogue import CAUSES, MUTANTS
 from ringverify.faults.reports import OPERATOR
@@ -27,6 +28,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = tuple(
             *(Hypothesis(**vars(cause)) for cause in CAUSES),
             *REARRANGED,
             *FILLED,
+            *SUBSTITUTED,
             *SUMMED,
             *NARROWED,
             *ROUNDED,

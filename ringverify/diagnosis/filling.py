@@ -153,6 +153,24 @@ UNCOVERED = Otherwise(
     zeros=_uncovered,
 )
 
+
+def _zeros(pairs: Pairs) -> Counts:
+    """Return how many rows of zeros make shards equally long, where no mask hides them, `(B, H, Nq)`."""
+    p, shards = pairs.problem, pairs.keys.shards
+    hidden = (
+        p.causal or p.documents is not None or p.key_lengths is not None or (p.window or (None, None))[1] is not None
+    )
+    zeros = 0 if hidden or p.dilation is not None else len(shards) * max(map(len, shards)) - p.nk
+    return np.full(pairs.true.shape[:3], zeros)
+
+
+PADDED = Otherwise(
+    "the zeros that make shards equally long are attended as keys and values of 0, where no mask hides what is past "
+    "the end",
+    lambda pairs: pairs.true,
+    zeros=_zeros,
+)
+
 AVERAGES: dict[str, Callable[[Mask], Array]] = {
     "the mean of those that cover it": lambda there: there / np.maximum(there.sum(axis=0), 1),
     "the mean of all, with 0 where one does not cover it": lambda there: there / len(there),
@@ -192,7 +210,8 @@ FILLED: list[Hypothesis] = [
         for one in FILLINGS
         if not (guarded and one.score is _of_empty_rows)
     ),
-    hypothesis_of(Rule(UNCOVERED, ()), "always", False),
+    hypothesis_of(Rule(UNCOVERED, ()), "always"),
+    hypothesis_of(Rule(PADDED, ()), "always"),
     *(
         Hypothesis(
             f"branches of a dilation are merged with equal weights: out is {text}", STEPS, judge=_judge_average(of)

@@ -194,6 +194,24 @@ def _sharded(name: ShardingName) -> At:
     return at
 
 
+def _in_pieces(*, early: bool) -> At:
+    """Positions of zigzag pieces of length // (2 ranks) rows each; the late ones are counted from the end."""
+
+    def at(pairs: Pairs, x: OneSide) -> Ints:
+        if pairs.case.sharding != "zigzag":
+            return x.p
+        each, after = x.total // (2 * pairs.size), late(x, pairs)
+        lengths = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])
+        behind = x.total - (x.rank + 1) * each + x.place - lengths[x.rank]
+        return np.where(after, behind, x.rank * each + x.place if early else x.p)
+
+    return at
+
+
+def _whole_tiled(tile: int) -> At:
+    return lambda pairs, x: x.at(x.rank, np.where(x.place < x.count // tile * tile, x.place % tile, x.place))
+
+
 def _of_rank(change: Callable[[Pairs, Ints], Ints]) -> At:
     return lambda pairs, x: x.at(change(pairs, x.rank), x.place)
 
@@ -215,6 +233,8 @@ POSITIONS: dict[str, At] = {
     "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
     **{f"of {name} shards": _sharded(name) for name in SHARDINGS if name != "replicated_query"},
     "of zigzag pieces that are cut at half of the rows": _halves,
+    "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
+    "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),
     "of the next rank": _of_rank(lambda pairs, rank: rank + 1),
     "of the rank before": _of_rank(lambda pairs, rank: rank - 1),
     "of the ranks in reverse": _of_rank(lambda pairs, rank: -1 - rank),
@@ -226,6 +246,7 @@ POSITIONS: dict[str, At] = {
     **{f"rounded down to multiples of {tile}": _down(tile) for tile in TILES},
     **{f"rounded down to whole tiles of {tile}": _whole_tiles(tile) for tile in TILES},
     **{f"of the first {tile} rows of a shard in every tile of {tile}": _tiled(tile) for tile in TILES},
+    **{f"of the first {tile} rows of a shard in every whole tile of {tile}": _whole_tiled(tile) for tile in TILES},
 }
 """Positions that are taken for those of queries or keys, to follow "at positions"."""
 
@@ -315,6 +336,10 @@ def _made() -> Iterator[Otherwise]:
             yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
             yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
             yield Otherwise(f"{what} with keys at positions {text}", _at(None, keys, scope), cost)
+            if scope == "window":
+                for end in ("left", "right"):
+                    says = f"the {end} end of the window is laid with queries at positions {text}"
+                    yield Otherwise(says, functools.partial(_one_end, end, at), cost)
         yield Otherwise(
             f"{what} within each shard, at positions counted from its beginning",
             functools.partial(_within, scope),
@@ -332,6 +357,26 @@ def _made() -> Iterator[Otherwise]:
     yield Otherwise(
         "the first position of each document is taken for one of the document before", _document_before, 0.5
     )
+    yield Otherwise(
+        "the first position of each document is taken for one of the document before, of the first for one of none",
+        functools.partial(_documents, _bounds_before),
+        0.5,
+    )
+    yield Otherwise(
+        "the first position of each document, and the one past the last, are taken for the document before",
+        functools.partial(_documents, _bounds_past),
+        0.5,
+    )
+    for says, numbers in (
+        ("positions that are in no document attend each other", _together),
+        ("positions before the first document attend each other, and so do those after the last", _apart),
+    ):
+        yield Otherwise(says, functools.partial(_documents, numbers), 0.5)
+    for name in ("contiguous", "striped"):
+        yield Otherwise(
+            f"segments of a dilation are told apart with keys at positions of {name} shards",
+            functools.partial(_segments, _sharded(name)),
+        )
     yield Otherwise(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
         "and the last keys are cut off",
@@ -416,6 +461,66 @@ def _document_before(pairs: Pairs) -> Counts | None:
     inside = (pairs.queries.p >= p.documents[0]) & (pairs.queries.p < p.documents[-1])
     rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
     return np.where((of_i == of_j) & inside & ~pairs.padding, rest, 0)
+
+
+def _one_end(end: str, at: At, pairs: Pairs) -> Counts | None:
+    """Return counts with one end of the window laid with queries at other positions."""
+    p = pairs.problem
+    if p.window is None or p.window[end == "right"] is None:
+        return None
+    plain, other, (left, right) = pairs.queries.p, at(pairs, pairs.queries), p.window
+    j = np.broadcast_to(pairs.keys.p, (p.nq, p.nk))
+    of_left, of_right = (np.broadcast_to(other if end == one else plain, (p.nq, p.nk)) for one in ("left", "right"))
+    rest = pairs.counts(lambda name: None if name == "window" else (plain, pairs.keys.p))
+    inside = pattern.window(of_left, j, left=left, right=None, diagonal=p.diagonal)
+    return rest * inside * pattern.window(of_right, j, left=None, right=right, diagonal=p.diagonal)
+
+
+Numbered = Callable[[Ints, Ints], Ints]
+"""Numbers of documents of positions, by offsets; a negative number is none, and attends nothing."""
+
+
+def _bounds_past(offsets: Ints, at: Ints) -> Ints:
+    number = np.searchsorted(offsets, at, side="left") - 1
+    return np.where(number < len(offsets) - 1, number, -1)
+
+
+def _bounds_before(offsets: Ints, at: Ints) -> Ints:
+    return np.where(at < offsets[-1], _bounds_past(offsets, at), -1)
+
+
+def _together(offsets: Ints, at: Ints) -> Ints:
+    number = np.searchsorted(offsets, at, side="right")
+    return np.where(number < len(offsets), number, 0)
+
+
+def _apart(offsets: Ints, at: Ints) -> Ints:
+    return np.searchsorted(offsets, at, side="right")
+
+
+def _documents(numbered: Numbered, pairs: Pairs) -> Counts | None:
+    """Return counts if documents of positions are numbered otherwise."""
+    if pairs.problem.documents is None:
+        return None
+    offsets = np.array(pairs.problem.documents)
+    of_i, of_j = (numbered(offsets, x.p) for x in (pairs.queries, pairs.keys))
+    rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
+    return np.where((of_i == of_j) & (of_i >= 0), rest, 0)
+
+
+def _segments(at: At, pairs: Pairs) -> Counts | None:
+    """Return counts if the segment of a key, but not its place in it, is that of another position."""
+    p = pairs.problem
+    if p.dilation is None:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
+    keys = at(pairs, pairs.keys)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        i = plain[0] % w  # in one segment, where only places in it decide
+        through = branch(pairs, number, i, plain[1] % w)
+        total += through * (plain[0] // w == keys // w)
+    return rest * total
 
 
 def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:

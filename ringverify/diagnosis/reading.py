@@ -14,6 +14,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -262,10 +263,10 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe, left: Callable[[], float])
         ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
     )
     return [
-        hypothesis_of(rule, when, zeroed)
+        hypothesis_of(rule, when, padding)
         for rule in itertools.islice(rules(found, right), TRIED)
         for when in whens
-        for zeroed in ((False, True) if any(one.pairs.padding.any() for one in found) else (False,))
+        for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
     ]
 
 
@@ -279,19 +280,23 @@ def _various(scenes: Sequence[Scene]) -> list[Scene]:
     return [scenes[number] for *_, number in sorted(places)]
 
 
-def hypothesis_of(rule: Rule, when: When, zeroed: bool) -> Hypothesis:
-    """Return a rule as a hypothesis; `zeroed` if keys and values that are padding are 0."""
-    return Hypothesis(rule.sentence(), STEPS, when, judge=lambda scene: _residual(scene, rule, when, zeroed))
+Padding = Literal["given", "zeros", "cleared"]
+"""What keys and values of padding are: as given, zeros that get no gradient, or 0 in the place of what is given."""
 
 
-def _residual(scene: Scene, rule: Rule, when: When, zeroed: bool) -> float | None:
+def hypothesis_of(rule: Rule, when: When, padding: Padding = "given") -> Hypothesis:
+    """Return a rule as a hypothesis."""
+    return Hypothesis(rule.sentence(), STEPS, when, judge=lambda scene: _residual(scene, rule, when, padding))
+
+
+def _residual(scene: Scene, rule: Rule, when: When, padding: Padding) -> float | None:
     """Return the largest difference between what a rule predicts of a case and what was seen; `None` if it is wrong."""
     pairs = pairs_of(scene)
     counted = rule.counts(pairs)
     if counted is None:
         return None if wrong_tensors(scene) else 0.0
     counts, zeros = counted
-    if zeroed:
+    if padding == "zeros":
         gone = np.broadcast_to(pairs.padding, counts.shape)
         zeros = zeros + np.where(gone, counts, 0).sum(axis=-1)
         counts = np.where(gone, 0, counts)
@@ -300,7 +305,7 @@ def _residual(scene: Scene, rule: Rule, when: When, zeroed: bool) -> float | Non
     none = np.zeros_like(zeros)
     of_forward = (pairs.true, none) if when == "backward" else (counts, zeros)
     of_backward = (pairs.true, none) if when == "forward" else (counts, zeros)
-    answer = _attention(scene, *of_forward, *of_backward)
+    answer = _attention(scene, *of_forward, *of_backward, cleared=padding == "cleared")
     p, x, clean = scene.problem, scene.inputs, finite(scene.inputs)
     found: list[Results] = [
         {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in scene.tensors}
@@ -338,10 +343,16 @@ def unmasked(scene: Scene) -> tuple[Array, Array]:
     return scene.once("unmasked", computed)
 
 
-def _attention(scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zeros: Counts) -> Answer:
+def _attention(
+    scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zeros: Counts, *, cleared: bool = False
+) -> Answer:
     """Return attention with these counts of keys, and of keys and values of 0, in the forward and in the backward."""
     p, x = scene.problem, finite(scene.inputs)
     s, slope = unmasked(scene)
+    if cleared:
+        gone = pairs_of(scene).padding
+        s, slope = np.where(gone, 0.0, s), np.where(gone, 1.0, slope)
+        x = dataclasses.replace(x, **{n: np.where(gone[:, 0, 0, :, None, None], 0.0, getattr(x, n)) for n in "kv"})
     k, v = (per_query_head(y, p.group_size) for y in (x.k, x.v))
     q, dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
     with np.errstate(all="ignore"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ringref.pattern import multiplicity as pattern_of
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
@@ -16,8 +17,13 @@ from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.masks import PARTS, Pairs
 from ringverify.diagnosis.needs import Needs, Requirement
 from ringverify.diagnosis.scene import Scene
-from ringverify.faults.place import Block
+from ringverify.diagnosis.substituting import SUBSTITUTED
+from ringverify.faults import arithmetic
+from ringverify.faults.arithmetic import sinks_of
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.place import Block, Partial
 from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, returning, ring_of
+from ringverify.faults.sinks import SINKS
 from ringverify.implementation import Implementation
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -50,7 +56,7 @@ def without_late(m, here, hop, owner):
     return m * ~(late[None] & odd[:, None] & (owner < here.rank))
 
 
-def named(steps, case, *, gradients, capabilities=EVERYTHING, needs=None):
+def named(steps, case, *, gradients, capabilities=EVERYTHING, needs=None, known=()):
     """What the diagnosis says of a ring of these steps, without the library of faults."""
     world = SimulatedWorld()
     runner = Runner(Implementation(ring_of(steps), "ring with a fault", capabilities), world)
@@ -60,7 +66,7 @@ def named(steps, case, *, gradients, capabilities=EVERYTHING, needs=None):
             [case, case],
             capabilities,
             probe=lambda case, inputs: runner.run(case, gradients=gradients, inputs=inputs),
-            hypotheses=[],
+            hypotheses=known,
             needs=needs,
         )
     finally:
@@ -88,6 +94,56 @@ def unguarded(s, m, v):
     return found._replace(out=torch.where((m.sum(-1, keepdim=True) == 0) & m.any(), torch.nan, found.out))
 
 
+def made(name, holds):
+    """The plain ring in which a constraint is whether `holds` of a problem, query and key positions says so."""
+
+    def pattern(steps, here, hop, owner):
+        p, i, j = here.problem, steps.queries(here), steps.keys(here, hop, owner)
+        if getattr(p, name) is None:
+            return multiplicity(steps, here, hop, owner)
+        rest = torch.from_numpy(pattern_of(p.replace(**{name: None})))[:, :, i][..., j]
+        return rest * holds(here, i[:, None], j[None, :])
+
+    return replace(STEPS, pattern=pattern)
+
+
+def documents_by(number):
+    """Documents are told apart by this number of positions, by offsets; a negative one attends nothing."""
+
+    def same(here, i, j):
+        offsets = torch.tensor(here.problem.documents)
+        return (number(offsets, i) == number(offsets, j)) & (number(offsets, i) >= 0)
+
+    return made("documents", same)
+
+
+def inside(offsets, at, number, *, else_=-1):
+    """No document before the first offset and from the last one on."""
+    return torch.where((at < offsets[0]) | (at >= offsets[-1]), else_, number)
+
+
+def aligned_with_the_first(here, i, j):
+    """The left end is aligned with the last key, the right end with the first."""
+    (left, right), p = here.problem.window, here.problem
+    after = True if left is None else j - i - (p.nk - p.nq) >= -left
+    return after & (torch.tensor(True) if right is None else j - i <= right)
+
+
+FORWARD |= {
+    "the right end of the window is laid with queries at positions aligned with the first key instead of the last": (
+        made("window", aligned_with_the_first), case_of(window=(3, 1), key_length=14)
+    ),
+    "the first position of each document is taken for one of the document before, of the first for one of none": (
+        documents_by(lambda offsets, at: inside(offsets, at, torch.searchsorted(offsets, at) - 1)),
+        case_of(documents=(0, 4, 11)),
+    ),
+    "positions that are in no document attend each other": (
+        documents_by(
+            lambda offsets, at: inside(offsets, at, torch.searchsorted(offsets, at, right=True) - 1, else_=99)
+        ),
+        case_of(documents=(2, 5, 9)),
+    ),
+}  # fmt: skip
 NAN = "rows that attend no key of some block of which the rank attends any are NaN: -inf - (-inf) is not guarded"
 FORWARD[NAN] = replace(STEPS, partial=unguarded), case_of(window=(2, 1))
 NUMBERS = {
@@ -130,6 +186,44 @@ def test_a_mask_is_said_as_it_is_made(words):
     """By blocks, by positions, by rows and pieces of a block, by batch entry."""
     steps, case = FORWARD[words]
     assert named(steps, case, gradients=False) == words
+
+
+def of_sinks(change):
+    """The plain ring with what it makes of the whole result beside sinks."""
+    return replace(STEPS, sink=lambda here, whole: change(here, whole, STEPS.sink(here, whole)))
+
+
+def empty_without(here, whole, joined):
+    """Rows without keys have no lse."""
+    return Partial(joined.out, torch.where(whole.lse == -math.inf, -math.inf, joined.lse))
+
+
+def sinks_of_the_next(here, whole, joined):
+    """Each head's sink is that of the head after it."""
+    return arithmetic.merge(whole, Partial(0 * whole.out, sinks_of(here).roll(-1, 0).expand_as(whole.lse)))
+
+
+SUBSTITUTES = {
+    "lse is -inf in rows without keys, though there are sinks": (of_sinks(empty_without), {"key_lengths": (0, 9)}),
+    "each head takes the sink of the next head": (of_sinks(sinks_of_the_next), {}),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("words", SUBSTITUTES)
+def test_what_is_taken_instead_of_something_else_is_said(words):
+    """The lse of rows without keys, and sinks of other heads."""
+    steps, problem = SUBSTITUTES[words]
+    case = case_of(batch=2, heads=3, sinks=True, **problem)
+    assert named(steps, case, gradients=False, capabilities=SINKS, known=SUBSTITUTED) == words
+
+
+@pytest.mark.timeout(60)
+def test_another_normaliser_of_the_backward_is_said():
+    """Its weights are those of the keys alone."""
+    steps, case = MUTANTS["O160"].fault.steps, case_of(heads=2, sinks=True)
+    told = "the backward takes the lse of the keys without the sink for lse: its weights do not add up to 1"
+    assert named(steps, case, gradients=True, capabilities=SINKS) == told
 
 
 @pytest.mark.timeout(60)

@@ -293,7 +293,7 @@ def spied(monkeypatch, kernel):
 
 
 def test_a_memory_budget_makes_tiles_smaller(monkeypatch):
-    """From half of the rows down to the smallest; what a tile takes fits, and the results are as right."""
+    """From those of one call down to the smallest; what a tile takes fits, and the results are as right."""
     sides = spied(monkeypatch, FusedCPU)
     problem = Problem(query_length=200, heads=2, head_dim=4, causal=True, dtype="bfloat16")
     given = inputs_of(problem)
@@ -305,7 +305,7 @@ def test_a_memory_budget_makes_tiles_smaller(monkeypatch):
         budget = BUDGET_SHARE * FusedCPU().held(setting, Extent(1, 2, 2, rows, rows)) // (BUDGET_SHARE - 1) + 1
         assert worst_margin(problem, given, results(problem, given, memory_budget=budget)) <= 1
         largest[rows] = max(side[0] for side in sides)
-    assert largest == {128: 100, 64: 64, 32: SMALLEST, 1: SMALLEST}
+    assert largest == {128: 128, 64: 64, 32: SMALLEST, 1: SMALLEST}
 
 
 @pytest.mark.parametrize(

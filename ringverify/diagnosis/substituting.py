@@ -1,0 +1,113 @@
+"""Hypotheses of what is taken instead of something else: sinks of other heads, an lse of other scores or keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ringref.attention import Intermediates, attention
+from ringref.rounding import allowed_error
+from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.masks import Ints
+from ringverify.diagnosis.reading import finite, unmasked
+from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import STEPS
+
+SINKS_OF: dict[str, Callable[[int, int], Ints]] = {
+    "of the next head": lambda heads, group: np.roll(np.arange(heads), -1),
+    "in the order (head of the group, key head)": lambda heads, group: (
+        np.arange(heads).reshape(group, heads // group).T.ravel()
+    ),
+    "in the order (key head, head of the group), where another is given": lambda heads, group: (
+        np.arange(heads).reshape(heads // group, group).T.ravel()
+    ),
+    "of the heads in reverse": lambda heads, group: np.arange(heads)[::-1],
+    "of the first head": lambda heads, group: np.zeros(heads, dtype=np.int64),
+    "of the head with the number of the key head": lambda heads, group: np.arange(heads) // group,
+    "of the first head of the group": lambda heads, group: np.arange(heads) // group * group,
+}
+"""Numbers of the heads whose sinks each head takes, by the number of heads and of those that share a key head."""
+
+
+def _judge_sinks(of: Callable[[int, int], Ints]) -> Callable[[Scene], float | None]:
+    def judge(scene: Scene) -> float | None:
+        p, x = scene.problem, finite(scene.inputs)
+        heads = of(p.heads, p.group_size)
+        if x.sinks is None or (x.sinks[heads] == x.sinks).all():
+            return None if wrong_tensors(scene) else 0.0
+        answer = attention(p, x.q, x.k, x.v, x.dout, x.dlse, x.sinks[heads])
+        found: list[Results] = [
+            {name: scene.local(name, getattr(answer, name), rank) for name in scene.tensors}
+            for rank in range(scene.size)
+        ]
+        return agree(
+            scene,
+            found,
+            scene.tensors,
+            lambda: allowed_error(p, answer, x.q, x.k, x.v, x.dout, x.dlse, scene.pipeline),
+        )
+
+    return judge
+
+
+def _summed(scene: Scene, scores: Array, counts: Counts, *, sinks: bool = True) -> Array:
+    """Return log-sum-exps of scores that count so often, with sinks or without, `(B, H, Nq)`."""
+    given = scene.inputs.sinks if sinks else None
+    each = np.full(scene.problem.heads, -np.inf) if given is None else given
+    of_sinks = np.broadcast_to(each[:, None, None], (*scores.shape[:3], 1))
+    whole = np.concatenate([np.where(counts > 0, scores, -np.inf), of_sinks], axis=-1)
+    top = whole.max(axis=-1, initial=-np.inf)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    many = np.concatenate([counts, np.ones_like(of_sinks)], axis=-1)
+    with np.errstate(divide="ignore"):
+        found: Array = safe + np.log((many * np.exp(whole - safe[..., None])).sum(axis=-1))
+    return found
+
+
+def _inner(scene: Scene) -> Intermediates:
+    return scene.truth.intermediates
+
+
+LSES: dict[str, Callable[[Scene], Array]] = {
+    "that of the scores before the softcap, and out is not": lambda scene: _summed(
+        scene, _inner(scene).raw_scores, _inner(scene).m
+    ),
+    "that of the scores without the scale, and out is not": lambda scene: _summed(
+        scene, _inner(scene).scores / scene.problem.scale_value, _inner(scene).m
+    ),
+    "that of all keys, whatever the mask, and out is not": lambda scene: _summed(
+        scene, unmasked(scene)[0], np.ones_like(_inner(scene).m)
+    ),
+    "-inf in rows without keys, though there are sinks": lambda scene: np.where(
+        (_inner(scene).m > 0).any(axis=-1), _inner(scene).lse, -np.inf
+    ),
+    "that of each key once, where the mask counts some more often": lambda scene: _summed(
+        scene, _inner(scene).scores, np.minimum(_inner(scene).m, 1)
+    ),
+}
+"""What lse may be where out is right."""
+
+
+def _judge_lse(of: Callable[[Scene], Array]) -> Callable[[Scene], float | None]:
+    def judge(scene: Scene) -> float | None:
+        if "lse" not in scene.tensors:
+            return None if wrong_tensors(scene) else 0.0
+        other = of(scene)
+        found: list[Results] = [
+            {
+                name: scene.local(name, other, rank) if name == "lse" else scene.true(name, rank)
+                for name in scene.tensors
+            }
+            for rank in range(scene.size)
+        ]
+        return agree(scene, found, scene.tensors, lambda: scene.allowed)
+
+    return judge
+
+
+SUBSTITUTED: list[Hypothesis] = [
+    *(Hypothesis(f"each head takes the sink {text}", STEPS, judge=_judge_sinks(of)) for text, of in SINKS_OF.items()),
+    *(Hypothesis(f"lse is {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
+]
