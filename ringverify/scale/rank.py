@@ -140,6 +140,7 @@ def expected_checksums(case: Case, rows: Sequence[int]) -> Checksums:
     """Return the oracle's sums, and the errors allowed in them on as many ranks as the case has."""
     run = _LongRun(LongTask("ring", case, "checksums", "cpu"), 1)
     run.queries = run.keys = np.arange(case.problem.nq)
+    run.shared = False
     run.compared = collected = _Collected(case, run.shards, run.numbers, rows)
     run.every_row()
     return collected.sums
@@ -227,6 +228,7 @@ class _LongRun:
 
     def __init__(self, asked: LongTask, rank: int) -> None:
         self.asked, self.case = asked, asked.case
+        self.shared = self.case.world_size > 1 and self.case.sharding != "replicated_query"  # the queries, by all ranks
         self.problem: Problem = asked.case.problem
         self.implementation = load(asked.target)
         self.capabilities = self.implementation.capabilities
@@ -338,7 +340,7 @@ class _LongRun:
             if "dq" in self.compared.returned:
                 self._compare_dq(b, h, piece, at, keys[at], out, (dq, size, head.sizes[at]), bounds)
             self.note()
-        if self.case.sharding != "replicated_query":
+        if self.shared:
             others = np.ones(self.problem.nq, dtype=bool)
             others[self.queries] = False
             head.lse[others] = 0.0

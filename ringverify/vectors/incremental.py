@@ -8,6 +8,8 @@ from ringverify.vectors.story import Layout, Story
 
 OUT_OF_ORDER = PageTable(2, ((4, 0), (), (3, 1, 2)))
 """Pages of nine or ten positions, of which a rank has none."""
+FOURS = PageTable(4, ((1,), (0, 2)))
+"""Pages of ten positions, the last of which is never full."""
 
 STORIES = (
     Story(
@@ -55,6 +57,17 @@ STORIES = (
         layouts=(
             Layout("replicated/contiguous", 4, (7, 1, 1, 1)),
             Layout("zigzag/pages", 3, (8, 2), OUT_OF_ORDER),
+        ),
+    ),
+    Story(
+        id="V170",
+        topic="incremental",
+        title="decoding: a window, and pages that fill up token by token",
+        note="Earlier tokens of a page that is not full count; and though a rank's rows stay, what is attended moves on.",
+        problem=Problem(query_length=10, heads=2, head_dim=4, causal=True, window=(3, 0)),
+        layouts=(
+            Layout("replicated/pages", 2, (6, 1, 1, 1, 1), FOURS),
+            Layout("striped/pages", 2, (6, 1, 1, 1, 1), FOURS),
         ),
     ),
 )

@@ -11,11 +11,12 @@ from semantics_covered import CONSTRAINTS, FEATURES, lacking, meaningless
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.running import Runner
+from ringverify.faults import documents, incremental, sinks
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.vectors import making
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.story import Story, by_id, on
-from ringverify.vectors.trying import trial, tried
+from ringverify.vectors.trying import Trial, trial, tried
 from ringverify.worlds.simulated import SimulatedWorld
 
 IDS = Path(__file__).with_name("ids.txt")
@@ -145,3 +146,23 @@ def test_a_story_is_the_same_after_it_is_written_out() -> None:
     short = Problem(query_length=4)
     story = Story(id="V001", topic="shapes", title="t", note="n.", problem=short)
     assert story.problem == Problem(query_length=4, key_length=4, key_heads=1, value_dim=8)
+
+
+FAULTS_OF = {"sinks": sinks.FAULTS, "incremental": incremental.FAULTS, "shards": documents.FAULTS}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("topic", FAULTS_OF)
+@pytest.mark.by_day(5)
+def test_every_fault_of_a_topic_is_shown_by_a_vector_of_it(topic: str) -> None:
+    """Also where nobody has reported one yet."""
+    stories = [story for story in STORIES.values() if story.topic == topic]
+    given = [(story, making.make(story)) for story in stories]
+    missed = set()
+    for bug, mutant in FAULTS_OF[topic].mutants.items():
+        runner = Runner(mutant.implementation, SimulatedWorld(), deadline=5.0)
+        asked = [(trial(one, layout, runner.capabilities), x) for one, x in given for layout in one.layouts]
+        if not any(isinstance(one, Trial) and tried(one, x, runner).violation for one, x in asked):
+            missed.add(bug)
+    assert stories
+    assert missed == set()
