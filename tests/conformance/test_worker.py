@@ -300,7 +300,7 @@ def test_the_published_schema_is_derived_from_the_messages():
         ("result", "case", True),
         ("result", "seconds", -5),
         ("result", "seconds", math.inf),
-        ("result", "seconds", 10**400),
+        ("result", "seconds", 10**30),
         ("result", "seconds", 2e6),
         ("result", "changed", "q"),
         ("hello", "protocol", -1),
