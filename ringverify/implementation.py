@@ -27,6 +27,10 @@ Multiple = int | Literal["world_size"] | None
 QueryShardingOfCache = Literal["replicated", "contiguous", "zigzag", "striped"]
 KeyShardingOfCache = Literal["contiguous", "zigzag", "striped", "pages"]
 SHARDING_NAMES = ("contiguous", "zigzag", "striped", "replicated_query", "zigzag_documents")
+LARGEST = {
+    "heads_multiple": 512, "key_heads_multiple": 512, "head_dims": 4096, "value_dims": 4096, "length_multiple": 4096,
+}  # fmt: skip
+"""Largest shapes that may be needed: the float64 oracle of a case holds all heads, queries and keys at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,6 +273,7 @@ class Capabilities:
             raise ValueError(f"{name}={values!r}: expected a collection of positive integers, or None for any")
         if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
             raise ValueError(f"{name}={values!r}: expected positive integers")
+        self._affordable(name, max(values))
         object.__setattr__(self, name, tuple(sorted(set(values))))
 
     def _multiple(self, name: str, *words: str) -> None:
@@ -278,6 +283,11 @@ class Capabilities:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             choices = ["a positive integer", *(repr(word) for word in words), "None for any"]
             raise ValueError(f"{name}={value!r}: expected {', '.join(choices[:-1])} or {choices[-1]}")
+        self._affordable(name, value)
+
+    def _affordable(self, name: str, value: int) -> None:
+        if value > (most := LARGEST.get(name, value)):
+            raise ValueError(f"{name}={getattr(self, name)!r}: {most} is the largest of which cases are made")
 
     def _choices(self, name: str, allowed: tuple[str, ...] | None, *, may_be_empty: bool = False) -> None:
         values = getattr(self, name)

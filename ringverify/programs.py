@@ -13,7 +13,7 @@ from ringverify.errors import Inconclusive, UsageError, instead
 from ringverify.events import Json, schema_of
 from ringverify.implementation import SHARDING_NAMES, Capabilities, Implementation
 from ringverify.words import legible
-from ringverify.worlds.external.messages import FROM_WORKER, PROTOCOL, TO_WORKER, Breach, Hello
+from ringverify.worlds.external.messages import FROM_WORKER, MOST_SECONDS, PROTOCOL, TO_WORKER, Breach, Hello
 from ringverify.worlds.external.process import Ended, ProgramProcess, TooLong, command_of
 from ringverify.worlds.world import LOAD_SECONDS
 
@@ -64,7 +64,7 @@ def describe_program(target: str, *, seconds: float | None = None) -> Implementa
     try:
         hello = worker.hello(longest)
     except Breach as error:
-        raise UsageError(f"{target}: the program {error}{_hint(error)}") from None
+        raise UsageError(f"{target}: the program {error}") from None
     except TooLong:
         raise Inconclusive(
             f"{target} did not say hello within {longest:g} s; allow more with --load-deadline"
@@ -80,10 +80,6 @@ def describe_program(target: str, *, seconds: float | None = None) -> Implementa
         return Implementation(ProgramElsewhere(target, hello), hello.name, capabilities_of(hello))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{target}: its hello declares {error}") from None
-
-
-def _hint(error: Breach) -> str:
-    return "; standard output is for messages alone: see docs/worker.md" if error.is_noise else ""
 
 
 def capabilities_of(hello: Hello) -> Capabilities:
@@ -117,7 +113,7 @@ def schema() -> Json:
     definitions: dict[str, Json] = {}
     for one in kinds.values():
         definitions |= one["$defs"]
-    definitions["number"] = {"type": "number"}  # without what reports write for numbers that JSON lacks
+    definitions["number"] = {"type": "number", "minimum": 0, "maximum": MOST_SECONDS}  # those of reports differ
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"RingVerify worker protocol, version {PROTOCOL}: one message, one line of JSON",

@@ -17,7 +17,8 @@ from ringverify.cases.case import sharding_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.local import Array, ContractError, RankResult
 from ringverify.cases.tensorfile import NotSafetensors, Tensor, decode, encode
-from ringverify.worlds.external.messages import CaseMessage, Result
+from ringverify.words import cut
+from ringverify.worlds.external.messages import Breach, CaseMessage, Result
 from ringverify.worlds.external.world import Question
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def question(task: Task) -> Question:
         )
 
     def read(said: Result, data: bytes) -> tuple[RankResult, ...]:
+        if unknown := [name for name in said.changed if name not in tensors]:
+            raise Breach(f"says that it changed {cut(repr(unknown[0]))}: its inputs are {', '.join(tensors)}")
         found = _checked(data, {name: _expected(name, p, swap) for name in results}, swap)
         whole = {name: _swapped(tensor.values, swap and name in HEADED) for name, tensor in found.items()}
         ranks = []

@@ -49,8 +49,10 @@ class _Entry(NamedTuple):
 
     @classmethod
     def read(cls, name: str, entry: Mapping[str, Any]) -> _Entry:
-        begin, end = entry["data_offsets"]
-        return cls(name, NAMES[entry["dtype"]], tuple(int(n) for n in entry["shape"]), int(begin), int(end))
+        (begin, end), shape = entry["data_offsets"], entry["shape"]
+        if not all(type(number) is int for number in (begin, end, *shape)):
+            raise TypeError
+        return cls(name, NAMES[entry["dtype"]], tuple(shape), begin, end)
 
 
 class NotSafetensors(Exception):
@@ -93,7 +95,7 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         header = json.loads(data[8 : 8 + length])
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
         entries = [_Entry.read(name, entry) for name, entry in header.items()]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise NotSafetensors("its header is not a valid safetensors header") from None
     body = data[8 + length :]
     tensors, place = {}, 0
@@ -107,7 +109,10 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         if entry.end > len(body):
             raise NotSafetensors(f"it is cut off within {entry.name}")
         values = _values(np.frombuffer(body[entry.begin : entry.end], stored), entry.dtype)
-        tensors[entry.name] = Tensor(values.reshape(entry.shape), entry.dtype)
+        try:
+            tensors[entry.name] = Tensor(values.reshape(entry.shape), entry.dtype)
+        except (ValueError, OverflowError):  # too many axes, or an empty tensor with an axis that is too long
+            raise NotSafetensors(f"its tensor {entry.name} has an impossible shape") from None
         place = entry.end
     if place != len(body):
         raise NotSafetensors(f"{len(body) - place} bytes follow its last tensor")

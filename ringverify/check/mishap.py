@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ringverify.errors import Inconclusive
 from ringverify.events import PropertyEvent
+from ringverify.worlds.limits import sentence
 from ringverify.worlds.world import WorldUnavailable
 
 Made = TypeVar("Made")
@@ -39,6 +40,8 @@ class Mishap:
         if isinstance(error, Inconclusive):
             return cls(str(error))
         lines = str(error).strip().splitlines() or [""]
+        if isinstance(error, MemoryError):
+            return cls(f"{sentence('memory')} while {doing}: {lines[0]}".rstrip(": "))
         said = f"an error of ringverify itself while {doing}, please report it: {type(error).__name__}: {lines[0]}"
         return cls(said.rstrip(": "), "".join(traceback.format_exception(error)).rstrip())
 

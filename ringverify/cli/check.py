@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "targets",
         nargs="*",
         metavar="TARGET",
-        help="a built-in name (ringverify list implementations), module:attribute, path/to/file.py:attribute "
-        "or 'program: COMMAND'",
+        help="a built-in name (ringverify list implementations), module:attribute, path/to/file.py:attribute, "
+        "'program: COMMAND' or peer:NAME (ringverify peers)",
     )
     add_to(parser)
 

@@ -31,7 +31,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--target", help="run the case on another implementation")
     parser.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write the case as a stand-alone script")
     parser.add_argument(
-        "--deadline", type=seconds, metavar="SECONDS", help="time for one run (default: 10, gloo 30, nccl 60)"
+        "--deadline",
+        type=seconds,
+        metavar="SECONDS",
+        help="time for one run (default: 10, gloo 30, nccl 60, a program 120)",
     )
     parser.add_argument(
         "--load-deadline", type=seconds, metavar="SECONDS", help="time to import the target in a process (default: 120)"

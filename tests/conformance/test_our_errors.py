@@ -170,3 +170,17 @@ def test_a_limit_of_the_machine_has_no_traceback_of_ours(monkeypatch):
     (told,) = of(events, "property")
     assert (code, told["verdict"], told["reason"]) == (INCONCLUSIVE, "inconclusive", "no more memory")
     assert "traceback" not in told
+
+
+def test_a_case_that_memory_does_not_hold_is_no_error_of_ours(monkeypatch):
+    """Wherever it shows; numpy says how much was asked for."""
+
+    def grows(*_, **__):
+        raise MemoryError("Unable to allocate 1. TiB")
+
+    monkeypatch.setattr(SimulatedWorld, "run", grows)
+    code, events = checked(RIGHT_RING)
+    (told,) = of(events, "property")
+    reason = "this machine is out of memory while trying forward: Unable to allocate 1. TiB"
+    assert (code, told["verdict"], told["reason"]) == (INCONCLUSIVE, "inconclusive", reason)
+    assert "traceback" not in told

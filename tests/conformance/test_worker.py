@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shlex
 import shutil
@@ -290,6 +291,46 @@ def test_the_published_schema_is_derived_from_the_messages():
     """Committed to the letter; to change it: write `programs.schema()` there."""
     assert SCHEMA.read_text(encoding="utf-8") == json.dumps(programs.schema(), indent=2, ensure_ascii=False) + "\n"
     Draft202012Validator.check_schema(programs.schema())
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("result", "case", -1),
+        ("result", "case", True),
+        ("result", "seconds", -5),
+        ("result", "seconds", math.inf),
+        ("result", "seconds", 10**30),
+        ("result", "seconds", 2e6),
+        ("result", "changed", "q"),
+        ("hello", "protocol", -1),
+        ("hello", "protocol", 1.5),
+    ],
+)
+def test_what_the_schema_refuses_the_reader_refuses(kind, field, value):
+    """And neither refuses the same message with a value that can be."""
+    right = {"hello": {"protocol": 1, "name": "x", "capabilities": {}}, "result": {"case": 1, "seconds": 1e6}}
+    message, schema = {"kind": kind, **right[kind]}, Draft202012Validator(programs.schema())
+    schema.validate(message)
+    messages.read(json.dumps(message).encode())
+    wrong = message | {field: value}
+    assert not schema.is_valid(wrong)
+    with pytest.raises(messages.Breach, match=f"sent {kind} with {field}="):
+        messages.read(json.dumps(wrong).encode())
+
+
+def test_a_time_that_is_no_number_is_refused():
+    """Python writes and reads one, and JSON has none."""
+    with pytest.raises(messages.Breach, match="sent result with seconds='NaN'"):
+        messages.read(b'{"kind": "result", "case": 1, "seconds": NaN}')
+
+
+def test_a_message_nested_too_deeply_is_none():
+    """Whichever step of reading it that is too deep for."""
+    deep = '{"a": ' * 700 + "0" + "}" * 700
+    for line in ("[" * 10**5, f'{{"kind": "hello", "protocol": 1, "name": "x", "capabilities": {deep}}}'):
+        with pytest.raises(messages.Breach, match="no message"):
+            messages.read(line.encode())
 
 
 def recorder(folder):

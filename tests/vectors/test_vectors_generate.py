@@ -129,6 +129,26 @@ def test_a_file_that_ends_too_soon_or_too_late_is_none(generated) -> None:
         decode(data + b"\0")
 
 
+@pytest.mark.parametrize(
+    ("shape", "end", "says"),
+    [
+        ("[1.0]", "4", "not a valid"),
+        ("[true]", "4", "not a valid"),
+        ("[1e999]", "4", "not a valid"),
+        ('["1"]', "4", "not a valid"),
+        ("[1]", "4.0", "not a valid"),
+        ("[" * 1500, "4", "not a valid"),
+        (str([1] * 99), "4", "impossible shape"),
+        (f"[0, {10**30}]", "0", "impossible shape"),
+    ],
+)
+def test_a_header_of_what_no_tensor_has_is_none(shape, end, says) -> None:
+    """Whatever Python would make of it."""
+    header = f'{{"x": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, {end}]}}}}'
+    with pytest.raises(NotSafetensors, match=says):
+        decode(len(header).to_bytes(8, "little") + header.encode() + b"\0" * 4)
+
+
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 

@@ -52,12 +52,14 @@ harmless = functools.partial(Expected, "pass")
 MATRIX = {
     "right": harmless(),
     "hangs": fails("had not answered", hangs=True),
+    "exits_well": fails("the program ended with exit code 0"),
     "exits": fails("the program ended with exit code 3"),
     "aborts": fails("the program was ended by signal SIGABRT"),
     # The kernel ends by SIGKILL whom it picks when memory runs out, so nothing was learned.
     "is_killed": unknown("was ended by signal SIGKILL"),
     "kills_its_parent": unknown("was ended by signal SIGKILL"),
     "raises": fails("the program raised ValueError: no"),
+    "raises_surrogates": fails(r"the program raised OSError: no \ud800"),
     "raises_memory_error": unknown("this machine is out of memory: the program raised MemoryError"),
     "refuses_all": Expected("unsupported", "refused 2 of 2 cases: no such length"),
     "refuses_some": harmless("refused 1 of 2 cases: no such length"),
@@ -69,25 +71,31 @@ MATRIX = {
     "no_file": fails("wrote no file of results: No such file or directory"),
     "empty_file": fails("its header is cut off"),
     "garbage_file": fails("cannot be read: its header"),
+    "nested_header": fails("its header is not a valid safetensors header"),
     "cut_file": fails("it is cut off within"),
     "longer_file": fails("bytes follow its last tensor"),
     "huge_file": fails("bytes of results, and"),
-    "a_pipe": fails("no regular file"),
-    "a_link": fails("wrote no file of results"),
-    "a_folder": fails("wrote no file of results"),
-    "another_case": unknown("the program answered case 2 when asked for case 1"),
-    "answers_twice": unknown("the program wrote further messages after its result"),
-    "answers_twice_later": unknown("the program "),
+    "a_pipe": fails("has to be a plain file"),
+    "a_link": fails("has to be a plain file"),
+    "a_folder": fails("has to be a plain file"),
+    "another_case": unknown("when asked for case"),
+    "answers_twice": unknown("twice"),
+    "answers_twice_later": unknown("twice"),
     "no_message_at_all": unknown("wrote a line that is no message"),
     "case_of_another_type": unknown("sent result with case="),
+    "took_less_than_no_time": unknown("sent result with seconds='-5'"),
+    "took_forever": unknown("sent result with seconds='1000"),
+    "pads_to_the_longest_line": harmless(),
+    "pads_by_one_too_many": unknown("more than 1 MiB without the end of a line"),
     "floods_the_protocol": unknown("more than 1 MiB without the end of a line"),
     "floods_the_log": harmless(),
     "prints_into_the_protocol": unknown("wrote a line that is no message: 'step 1 of 3'"),
     "closes_its_output": fails("had not answered", hangs=True),
     "changes_its_inputs": fails("changed its input k", property="inputs_untouched"),
+    "changes_what_is_no_input": unknown("changed 'dout': its inputs are q, k, v", property="inputs_untouched"),
     "leaves_children": harmless(),
     "leaves_files": harmless(),
-    "exits_afterwards": fails("the program ended with exit code 0"),
+    "exits_afterwards": harmless(),
     "ignores_bye": harmless(),
 }
 
@@ -162,6 +170,9 @@ BEGINNINGS = {
     "impossible_value": (UsageError, "its hello declares sharding='diagonal': expected one of contiguous, zigzag"),
     "unseen_claim": (UsageError, "its hello declares 'memory', which is not for programs: a program's ranks are not"),
     "contradicts_itself": (UsageError, "its hello declares lse_gradient=True needs lse=True"),
+    "needs_huge_heads": (UsageError, "heads_multiple=100000000: 512 is the largest of which cases are made"),
+    "needs_huge_dimensions": (UsageError, "head_dims=(64, 1000000000): 4096 is the largest of which cases are made"),
+    "needs_huge_lengths": (UsageError, "length_multiple=1000000000: 4096 is the largest of which cases are made"),
     "hello_with_an_empty_name": (UsageError, "its hello declares name=' '"),
     "hello_without_a_name": (UsageError, "the program sent hello without 'name'"),
     "hello_of_another_type": (UsageError, "the program sent hello with protocol="),
@@ -180,6 +191,22 @@ def test_a_program_that_begins_badly_is_told_so_in_one_line(way):
         describe(target_of(way), seconds=seconds)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.3"])
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("says_hello_twice", "the program said hello twice"),
+        ("answers_before_it_is_asked", "the program answered case 1 when asked for case"),
+        ("prints_before_it_is_asked", "wrote a line that is no message: 'step 1 of 3'; standard output"),
+    ],
+)
+def test_what_comes_without_being_asked_gets_one_verdict_whenever_it_comes(way, says, seconds):
+    """Before the first case is sent, or between its sending and its being read; a hello before it counts."""
+    assert describe(target_of(way, seconds)).name == way
+    verdict, said = checked(target_of(way, seconds))
+    assert (verdict, says in said) == ("inconclusive", True), said
 
 
 @pytest.mark.parametrize(

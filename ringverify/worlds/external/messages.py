@@ -16,15 +16,12 @@ from typing import Annotated, Any, Literal, Union
 PROTOCOL = 1
 """Version of the protocol."""
 
+MOST_SECONDS = 1e6
+"""Largest number that a message may hold: the only one is a time."""
+
 
 class Breach(Exception):
-    """A worker broke the protocol; the message says how, to follow "the program".
-
-    Attributes:
-        is_noise: whether it wrote something that is no message at all.
-    """
-
-    is_noise: bool = False
+    """A worker broke the protocol; the message says how, to follow "the program"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +68,7 @@ class Result:
     kind: Literal["result"]
     case: int
     seconds: Annotated[float | None, "CPU or wall-clock time of the calls"] = None
-    changed: Annotated[tuple[str, ...], "names of the inputs that the call has changed"] = ()
+    changed: Annotated[tuple[str, ...], "names of the inputs that the call has changed, as in the file of inputs"] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,13 +115,12 @@ def read(line: bytes) -> Hello | Answer:
         Breach: the line is no message of a worker; the message of the exception says why.
     """
     try:
-        content = json.loads(line)
+        content = _frozen(json.loads(line))
         named = content["kind"]
         kind = FROM_WORKER[named]
     except (ValueError, TypeError, KeyError, RecursionError):
-        breach = Breach(f"wrote a line that is no message: {_shown(line)}")
-        breach.is_noise = True
-        raise breach from None
+        why = "standard output is for messages alone: see docs/worker.md"
+        raise Breach(f"wrote a line that is no message: {_shown(line)}; {why}") from None
     fields = _fields(kind)
     for name, hint in fields.items():
         if name not in content:
@@ -132,7 +128,7 @@ def read(line: bytes) -> Hello | Answer:
                 raise Breach(f"sent {named} without {name!r}")
         elif not _fits(content[name], hint):
             raise Breach(f"sent {named} with {name}={_shown(json.dumps(content[name]).encode())}")
-    made: Hello | Answer = kind(**{name: _frozen(content[name]) for name in fields if name in content})
+    made: Hello | Answer = kind(**{name: content[name] for name in fields if name in content})
     return made
 
 
@@ -146,7 +142,7 @@ def _required(kind: type) -> list[str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a JSON value is of the type that a field is annotated with."""
+    """Return whether a value is of the type that a field is annotated with, and a number in its range."""
     arguments = typing.get_args(hint)
     match typing.get_origin(hint):
         case origin if origin in (Union, types.UnionType):
@@ -154,20 +150,22 @@ def _fits(value: Any, hint: Any) -> bool:
         case origin if origin is Literal:
             return value in arguments
         case origin if origin is tuple:
-            return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
+            return isinstance(value, tuple) and all(_fits(one, arguments[0]) for one in value)
         case origin if origin is not None:
             return isinstance(value, dict) and all(_fits(one, arguments[1]) for one in value.values())
     if hint is Any:
         return True
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+        return type(value) in (int, float) and 0 <= value <= MOST_SECONDS
+    return type(value) is hint and (hint is not int or value >= 0)
 
 
 def _frozen(value: Any) -> Any:
-    """Return a JSON value with tuples in place of arrays."""
+    """Return a JSON value with tuples in place of arrays, and surrogates escaped, which no file can hold."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {name: _frozen(one) for name, one in value.items()}
+        return {_frozen(name): _frozen(one) for name, one in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -24,13 +25,17 @@ PROGRAM = "program:"
 """Prefix of a target that is a command."""
 
 LONGEST_LINE = 1 << 20
-"""Most bytes of one message of a worker."""
+"""Most bytes of one message of a worker, without its line feed."""
 
 BYE_SECONDS = 2.0
 """How long a worker may take to end after `bye`."""
 
 AT_ONCE = 1 << 16
 """Most bytes that are read at once."""
+
+FURTHEST = 1 << 16
+"""Most by which the number of a case exceeds that of the one before. How much depends on the inputs, so that no answer
+that was written before its case was read has the right number, whenever it arrives."""
 
 _KEEPER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from ringverify.worlds.external.keeper import keep; "
 _KEEPER += "keep(int(sys.argv[1]), *sys.argv[2:])"
@@ -79,6 +84,9 @@ def command_of(target: str) -> list[str]:
 class ProgramProcess:
     """A running worker. Whatever it does, `end` leaves nothing of it behind.
 
+    Attributes:
+        has_answered: whether it has answered a case.
+
     Args:
         command: the program and its arguments.
         heard: called with each piece of what it prints.
@@ -88,10 +96,11 @@ class ProgramProcess:
     """
 
     def __init__(self, command: list[str], heard: Callable[[bytes], None] | None = None) -> None:
+        self.has_answered = False
         self._heard = heard
         self._kept = b""
         self._lines = b""
-        self._cases = 0
+        self._case = 0
         self._folder = Path(tempfile.mkdtemp(prefix="ringverify-worker-"))
         ours, theirs = os.pipe()
         environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
@@ -134,7 +143,7 @@ class ProgramProcess:
             Ended: the program ended.
             TooLong: it does not come in time.
         """
-        said = self._answer(b"", seconds)
+        said = read(self._exchange(b"", seconds))
         if not isinstance(said, Hello):
             raise Breach(f"began with {said.kind} instead of hello")
         if said.protocol != PROTOCOL:
@@ -161,18 +170,21 @@ class ProgramProcess:
             TooLong: no answer comes in time.
             OSError: the file of inputs cannot be written.
         """
-        self._cases += 1
-        before, after = (self._folder / f"{self._cases}.{name}.safetensors" for name in ("inputs", "outputs"))
+        last = self._case
+        self._case += 1 + zlib.crc32(inputs) % FURTHEST
+        before, after = (self._folder / f"{self._case}.{name}.safetensors" for name in ("inputs", "outputs"))
         before.write_bytes(inputs)
         try:
-            said = self._answer(line_of(case(self._cases, str(before), str(after))), seconds)
+            said = read(self._exchange(line_of(case(self._case, str(before), str(after))), seconds))
         finally:
             with contextlib.suppress(OSError):
                 before.unlink()
         if isinstance(said, Hello):
             raise Breach("said hello twice")
-        if said.case != self._cases:
-            raise Breach(f"answered case {said.case} when asked for case {self._cases}")
+        if said.case != self._case:
+            asked = "twice" if said.case == last > 0 else f"when asked for case {self._case}"
+            raise Breach(f"answered case {said.case} {asked}")
+        self.has_answered = True
         return said, after
 
     def end(self, *, kindly: bool) -> None:
@@ -186,21 +198,10 @@ class ProgramProcess:
             stream.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _answer(self, outgoing: bytes, seconds: float) -> Hello | Answer:
-        """Send a line, and return the one message that follows."""
-        with contextlib.suppress(Ended):  # it is noticed again
-            self._pump(b"", 0)
-        if self._lines:
-            raise Breach(f"wrote a message without being asked: {self._lines[:AT_ONCE].decode(errors='replace')!r}")
-        said = read(self._exchange(outgoing, seconds))
-        if self._lines:
-            raise Breach(f"wrote further messages after its {said.kind}")
-        return said
-
     def _exchange(self, outgoing: bytes, seconds: float, *, until_end: bool = False) -> bytes:
         """Send bytes, and return the next line; with `until_end`, wait for the end and raise `Ended`."""
         patience = Patience(seconds, self._processes())
-        while until_end or b"\n" not in self._lines:
+        while until_end or b"\n" not in self._lines[: LONGEST_LINE + 1]:
             if len(self._lines) > LONGEST_LINE:
                 raise Breach(f"wrote more than {LONGEST_LINE >> 20} MiB without the end of a line")
             if not (longest := patience.slice()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import stat
@@ -19,6 +20,8 @@ from ringverify.worlds.external.process import Ended, ProgramProcess, TooLong, c
 from ringverify.worlds.limits import limit_in, limit_of, sentence
 from ringverify.worlds.raising import Charge, raising_of
 from ringverify.worlds.world import Failure, Load, LoadTooLong, Run, World, WorldRequest, WorldUnavailable
+
+PLAIN = "it has to be a plain file, no link, folder or pipe"
 
 
 class BadFile(Charge):
@@ -37,7 +40,7 @@ class Question:
         message: makes the message, given the case's number and the paths of its files.
         inputs: content of the file of inputs.
         largest: most bytes that a right file of results can have.
-        read: returns each rank's result, given the answer and the content of its file; raises `Charge`.
+        read: returns each rank's result, given the answer and the content of its file; raises `Charge` or `Breach`.
     """
 
     message: Callable[[int, str, str], CaseMessage]
@@ -50,7 +53,8 @@ class ExternalWorld(World):
     """A world whose ranks are a program's own affair: it is given global tensors, and returns global results.
 
     The program is named by the target to load, `program: COMMAND`. It is started once, answers one case after the
-    other, and is started anew after it has ended or has let a deadline pass; starting does not count towards that.
+    other, and is started anew after it has ended or has let a deadline pass; starting does not count towards that. To
+    end with exit code 0 after an answer is no failure.
     What `run` calls a program is here called in this process, and returns the `Question` to ask; `run` raises
     `CaseRefused` where the program does not run such a case.
 
@@ -73,20 +77,31 @@ class ExternalWorld(World):
         began = time.monotonic()
         question: Question = asked.program(asked.argument)
         with self._lock:
-            worker = self._worker(asked.load)
-            worker.forget_printed()
-            with self._ending_what_fails(asked.load.what):
-                results, failure = _asked(worker, question, asked.deadline)
-            if failure is not None and failure.kind != "raised":
-                self._running.pop(asked.load.what).end(kindly=False)
+            results, failure, said = self._tried(asked.load, question, asked.deadline)
         seconds = time.monotonic() - began
-        printed = ((None, worker.printed),) if worker.printed else ()
+        printed = ((None, said),) if said else ()
         return Run((None,) * asked.world_size if failure else results, failure, seconds, printed=printed)
 
     def close(self) -> None:
         """End the program. The next run starts it anew."""
         with self._lock:
             _end_all(self._running)
+
+    def _tried(self, load: Load, question: Question, deadline: float) -> tuple[tuple[Any, ...], Failure | None, str]:
+        """Ask the worker; return each rank's result, or how the run failed, and what was printed.
+
+        One that had answered and ended well is started anew and asked again: it may answer one case in a process.
+        """
+        worker = self._worker(load)
+        had_answered = worker.has_answered
+        worker.forget_printed()
+        with self._ending_what_fails(load.what):
+            results, failure = _asked(worker, question, deadline)
+        if failure is not None and failure.kind != "raised":
+            self._running.pop(load.what).end(kindly=False)
+            if had_answered and failure.exit_code == 0:
+                return self._tried(load, question, deadline)
+        return results, failure, worker.printed
 
     def _worker(self, load: Load) -> ProgramProcess:
         """Return the running worker, started if it is not there."""
@@ -171,11 +186,12 @@ def _content(path: Path, largest: int) -> bytes:
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise BadFile(f"wrote no file of results: {error.strerror}", rule="file") from None
+        why = PLAIN if error.errno == errno.ELOOP else error.strerror
+        raise BadFile(f"wrote no file of results: {why}", rule="file") from None
     about = os.fstat(opened)
     if not stat.S_ISREG(about.st_mode):
         os.close(opened)
-        raise BadFile("wrote no file of results: what is there is no regular file", rule="file")
+        raise BadFile(f"wrote no file of results: {PLAIN}", rule="file")
     with open(opened, "rb") as file:
         if about.st_size > largest:
             raise BadFile(f"wrote {about.st_size} bytes of results, and {largest} are the most possible", rule="file")

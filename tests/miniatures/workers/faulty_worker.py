@@ -3,6 +3,7 @@
 It answers without safetensors, whose format it writes itself: what it writes need not be right.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,8 @@ from safetensors.numpy import load_file, save_file
 
 WAY = sys.argv[1]
 NOTE = sys.argv[2] if len(sys.argv) > 2 else None
+TIMES = itertools.count(1)
+"""How many cases it has been asked for."""
 SAY = os.fdopen(os.dup(1), "wb", buffering=0)
 HELLO = {
     "kind": "hello",
@@ -57,6 +60,12 @@ def before_hello():
             HELLO["capabilities"] = {"memory": "streaming"}
         case "contradicts_itself":
             HELLO["capabilities"] = {"lse_gradient": True}
+        case "needs_huge_heads":
+            HELLO["capabilities"] = {"heads_multiple": 10**8}
+        case "needs_huge_dimensions":
+            HELLO["capabilities"] = {"head_dims": [64, 10**9]}
+        case "needs_huge_lengths":
+            HELLO["capabilities"] = {"length_multiple": 10**9}
         case "hello_with_an_empty_name":
             HELLO["name"] = " "
         case "hello_without_a_name":
@@ -81,6 +90,8 @@ def answer(case):
     match WAY:
         case "hangs":
             time.sleep(3600)
+        case "exits_well":
+            sys.exit()
         case "exits":
             sys.exit(3)
         case "exits_once" if not os.path.exists(NOTE):
@@ -95,11 +106,13 @@ def answer(case):
         case "raises":
             told = {"kind": "error", "case": number, "exception": "ValueError", "text": "no\nmore"}
             told["traceback"] = "Traceback (most recent call last): …"
+        case "raises_surrogates":
+            told = {"kind": "error", "case": number, "exception": "OSError", "text": "no \ud800", "traceback": "\ud800"}
         case "raises_memory_error":
             told = {"kind": "error", "case": number, "exception": "MemoryError"}
         case "refuses_all":
             told = {"kind": "unsupported", "case": number, "reason": "no such length"}
-        case "refuses_some" if number % 2:
+        case "refuses_some" if next(TIMES) % 2:
             told = {"kind": "unsupported", "case": number, "reason": "no such length"}
         case "another_shape":
             results["out"] = results["out"][:, :, :, :0]
@@ -119,6 +132,10 @@ def answer(case):
             told = {"kind": "resulted"}
         case "case_of_another_type":
             told["case"] = str(number)
+        case "pads_to_the_longest_line":
+            told["more"] = "x" * ((1 << 20) - len(json.dumps(told | {"more": ""})))
+        case "pads_by_one_too_many":
+            told["more"] = "x" * ((1 << 20) + 1 - len(json.dumps(told | {"more": ""})))
         case "floods_the_protocol":
             for _ in range(1 << 10):
                 SAY.write(b"x" * (1 << 16))
@@ -135,6 +152,12 @@ def answer(case):
             pass
         case "changes_its_inputs":
             told["changed"] = ["k"]
+        case "changes_what_is_no_input":
+            told["changed"] = ["k", "dout"]
+        case "took_less_than_no_time":
+            told["seconds"] = -5
+        case "took_forever":
+            told["seconds"] = 10**400
         case "leaves_children":
             sleep = "import time; time.sleep(3600)"
             children = [subprocess.Popen([sys.executable, "-c", sleep], start_new_session=new) for new in (False, True)]
@@ -151,6 +174,9 @@ def answer(case):
         case "garbage_file":
             with open(path, "wb") as file:
                 file.write(b"\xff" * 100)
+        case "nested_header":
+            with open(path, "wb") as file:
+                file.write((1500).to_bytes(8, "little") + b"[" * 1500)
         case "cut_file":
             save_file(results, path)
             os.truncate(path, os.path.getsize(path) - 1)
@@ -179,8 +205,22 @@ def answer(case):
         sys.exit()
 
 
+def after_hello():
+    """Ways to go on without being asked, a number of seconds later."""
+    if WAY in ("says_hello_twice", "answers_before_it_is_asked", "prints_before_it_is_asked"):
+        time.sleep(float(NOTE))
+    match WAY:
+        case "says_hello_twice":
+            say(**HELLO)
+        case "answers_before_it_is_asked":
+            say(kind="result", case=1)
+        case "prints_before_it_is_asked":
+            print("step 1 of 3", flush=True)
+
+
 before_hello()
 say(**HELLO)
+after_hello()
 if WAY == "ignores_bye":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for line in sys.stdin:
