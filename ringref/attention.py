@@ -212,6 +212,8 @@ def per_key_head(dx: NDArray[Any], group_size: int = 1) -> NDArray[Any]:
 
 
 def _check(name: str, x: NDArray[np.generic], shape: tuple[int, ...]) -> None:
+    if not isinstance(x, np.ndarray):
+        raise ValueError(f"{name} is of type {type(x).__name__}: expected a float64 array {shape}")
     if x.dtype != np.float64:
         raise ValueError(f"{name} has dtype {x.dtype}: the oracle computes in float64; widen it first")
     if x.shape != shape:

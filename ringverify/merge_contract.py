@@ -190,13 +190,22 @@ def merge(
 
     def declare(function: Callable[..., Any]) -> MergeImplementation:
         dotted = f"{FROM_FILE.sub('', function.__module__)}.{function.__qualname__}"
-        call = ("out", "lse") if declared.stacked else ("out_a", "lse_a", "out_b", "lse_b")
-        try:
-            inspect.signature(function).bind(*call)
-        except TypeError as error:
+        forms = (("out_a", "lse_a", "out_b", "lse_b"), ("out", "lse"))
+        call, other = reversed(forms) if declared.stacked else forms
+        if refused := _refused(function, call):
+            hint = "" if _refused(function, other) else f"; merge({', '.join(other)}) is stacked={not declared.stacked}"
             raise TypeError(
-                f"{dotted}{inspect.signature(function)} cannot be called as merge({', '.join(call)}): {error}"
-            ) from None
+                f"{dotted}{inspect.signature(function)} cannot be called as merge({', '.join(call)}): {refused}{hint}"
+            )
         return MergeImplementation(function, name or dotted, declared)
 
     return declare
+
+
+def _refused(function: Callable[..., Any], call: tuple[str, ...]) -> TypeError | None:
+    """Return why a function cannot be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*call)
+    except TypeError as error:
+        return error
+    return None

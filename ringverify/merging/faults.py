@@ -60,6 +60,14 @@ def _other_base(outs: Tensor, lses: Tensor, base: Base) -> Both:
     return summed(w, outs), lse / factor
 
 
+def _returned_times(factor: Callable[[Base], float]) -> Callable[[Tensor, Tensor, Base], Both]:
+    def function(outs: Tensor, lses: Tensor, base: Base) -> Both:
+        w, lse = weights(lses)
+        return summed(w, outs), lse * factor(base)
+
+    return function
+
+
 def _without_shift(outs: Tensor, lses: Tensor, base: Base) -> Both:
     terms = torch.exp(lses)
     total = terms.sum(0)
@@ -132,6 +140,16 @@ FAULTS: dict[str, MergeFault] = {
     for id, sentence, function in (
         ("sigmoid", "empty partials give NaN: -inf - (-inf)", _sigmoids),
         ("base", "lse is taken for one of another base: base e and base 2 are mixed up", _other_base),
+        (
+            "returned_base",
+            "the weights are right, and lse is returned in another base: base e and base 2 are mixed up",
+            _returned_times(lambda base: 1 / LN2 if base == "e" else LN2),
+        ),
+        (
+            "converted",
+            "the weights are right, and lse is converted from another base that it does not have",
+            _returned_times(lambda base: LN2 if base == "e" else 1 / LN2),
+        ),
         ("no_shift", "the weights are exp(lse), without a shift: they overflow or vanish", _without_shift),
         ("not_normalised", "the weights are not normalised: they do not add up to 1", _not_normalised),
         (

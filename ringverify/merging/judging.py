@@ -156,11 +156,27 @@ def search(
         found.margin = max(found.margin, margin)
         step(found.examples)
         if violation is not None:
-            found.first = found.case = case
-            found.violation = violation
+            if violation.wrong is not None:
+                case, violation = _layout_first(property, case, c, calls, violation)
+            found.first, found.case, found.violation = case, case, violation
             _shrink(found, property, c, calls)
             return found
     return found
+
+
+def _layout_first(
+    property: MergeProperty, case: MergeCase, c: MergeCapabilities, calls: Calls, violation: MergeViolation
+) -> tuple[MergeCase, MergeViolation]:
+    """Return a case like one of wrong values that shows a wrong layout by its shape, if one does; else the case itself.
+
+    Where axes have the same length, a result whose axes are exchanged has the shape that is expected.
+    """
+    batch, heads, tokens = [length for length in (2, 3, 4, 5) if length != case.dim][:3]
+    batch = batch if layout_of(c.out_layout).batched else 1
+    unlike = dataclasses.replace(case, batch=batch, heads=heads, tokens=tokens)
+    _, found = judge_merge(property, unlike, c, calls)
+    of_shape = found is not None and found.failure is not None and found.failure.rule == "shape"
+    return (unlike, found) if found is not None and of_shape else (case, violation)
 
 
 def _shrink(found: MergeSearch, property: MergeProperty, c: MergeCapabilities, calls: Calls) -> None:

@@ -27,7 +27,7 @@ from ringverify.reach.expected import (
 from ringverify.reach.rank import Array, Computed, ComputedAlone, Precision, Probed
 from ringverify.words import plural
 
-DeviationKind = Literal["leaked", "lost", "values", "loss", "gradients", "silent", "failed"]
+DeviationKind = Literal["nan", "leaked", "lost", "values", "loss", "gradients", "silent", "failed"]
 
 UNREACHED, REACHED, LOST, LEAKED = range(4)
 """What became of a pair of an output and a token."""
@@ -96,6 +96,7 @@ class ReachVerdict:
 def judge(evidence: Evidence) -> ReachVerdict:
     """Compare the ranks with one process, and both with what is declared."""
     judging = _Judging(evidence)
+    judging.nan()
     pairs = judging.reach()
     differ = judging.values()
     judging.silence()
@@ -115,6 +116,7 @@ class _Judging:
         self.rank_of = ranks_of(evidence.shards, self.length)
         self.right = evidence.alone.exact or evidence.alone.plain
         self.allowed = self._bound(evidence.alone.plain.out, self.right.out)
+        self.hidden = self._nan(np.all)
         self.findings: list[Deviation] = []
         self.causes: list[str] = []
 
@@ -124,8 +126,40 @@ class _Judging:
     def _bound(self, plain: Array | float, exact: Array | float) -> float:
         """How far results may be from those of one process: by what rounding costs that process, and some units."""
         precision: Precision = self.given.alone.precision
-        error, size = (float(np.abs(one).max(initial=0.0)) for one in (np.subtract(plain, exact), np.asarray(exact)))
+        error, size = (float(one[np.isfinite(one)].max(initial=0.0)) for one in (_off(plain, exact), np.abs(exact)))
         return max(scaled_bound(error, precision, precision), witness_bound(precision, self.length) * size)
+
+    # -- which outputs are numbers
+
+    def nan(self) -> None:
+        """Report outputs that are NaN: no change of a token shows in them, and nothing can be compared with them."""
+        alone, *ranks = self._nan(np.any)
+        if alone.any():
+            self._found("nan", f"outputs are NaN in one process: {self._tokens(alone)}")
+            self.causes.append("the model itself computes NaN, and not its context parallelism")
+        more = [one & ~alone for one in ranks]
+        if wrong := [str(rank) for rank, one in enumerate(more) if one.any()]:
+            where = f"{plural('rank', len(wrong))} {', '.join(wrong)}"
+            tokens = self._tokens(np.logical_or.reduce(more))
+            self._found("nan", f"outputs are NaN on {where}, and not in one process: {tokens}")
+
+    def _nan(self, reduced: Callable[..., NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
+        """Tokens of which any or all outputs are NaN, as `reduced` says: in one process, and on each rank."""
+        found = []
+        for some in ([self.given.alone.plain, self.right], *([one] for one in self.given.ranks)):
+            tokens = np.zeros(self.length, dtype=bool)
+            for one in some:
+                by_token = np.isnan(one.out).swapaxes(0, 1).reshape(len(one.positions), -1)
+                tokens[one.positions] |= reduced(by_token, axis=1)
+            found.append(tokens)
+        return found
+
+    def _is_nan(self) -> bool:
+        return any(one.kind == "nan" for one in self.findings)
+
+    def _tokens(self, chosen: NDArray[np.bool_]) -> str:
+        first = int(chosen.argmax())
+        return f"{int(chosen.sum())} of {self.length} tokens, first token {first} of rank {self.rank_of[first]}"
 
     # -- which outputs move
 
@@ -163,6 +197,7 @@ class _Judging:
 
     def _missing(self, moved: Matrix, expected: Reach) -> Matrix:
         missing: Matrix = expected.pairs & ~moved & (expected.share > visible_share(self.given.precision))
+        missing &= ~np.logical_or.reduce(self.hidden)[:, None]
         return missing
 
     def _alone(self, alone: Matrix, expected: Reach) -> None:
@@ -213,7 +248,7 @@ class _Judging:
     def values(self) -> float:
         """Compare outputs; return by how much they differ."""
         given = self.given
-        off = [np.abs(one.out - self.right.out[:, one.positions]) for one in given.ranks]
+        off = [_off(one.out, self.right.out[:, one.positions]) for one in given.ranks]
         differ = max((_largest(one) for one in off), default=0.0)
         if differ <= self.allowed:
             return differ
@@ -232,7 +267,7 @@ class _Judging:
             self.causes += [
                 f"positions count from the rank's own first token (at {line})"
                 for line, outputs in given.recount()
-                if all(_largest(np.abs(one.out - outputs[:, one.positions])) <= self.allowed for one in given.ranks)
+                if all(_largest(_off(one.out, outputs[:, one.positions])) <= self.allowed for one in given.ranks)
             ][:1]
         return differ
 
@@ -244,7 +279,7 @@ class _Judging:
         """Compare the loss of a training step."""
         given, right = self.given, self.right.loss
         losses = [one.loss for one in given.ranks if one.loss is not None]
-        if right is None or given.loss is None:
+        if right is None or given.loss is None or self._is_nan():
             return
         steps = {"mean": [float(np.mean(losses))], "sum": [float(np.sum(losses))], "whole": losses}[given.loss]
         allowed = self._bound(given.alone.plain.loss or 0.0, right)
@@ -266,6 +301,7 @@ class _Judging:
         given, size = self.given, len(self.given.ranks)
         if (
             self.right.gradients is None
+            or self._is_nan()
             or any(one.kind == "silent" for one in self.findings)
             or any(one.gradients is None for one in given.ranks)
         ):
@@ -334,6 +370,13 @@ class _Judging:
                     f"{'sends' if len(mute) == 1 else 'send'} nothing in the forward, and {other} does"
                 )
                 return
+
+
+def _off(one: Array | float, other: Array | float) -> Array:
+    """By how much numbers differ: 0 where either is NaN, which is reported by itself, or both are the same infinity."""
+    with np.errstate(invalid="ignore"):
+        found: Array = np.abs(np.subtract(one, other))
+    return np.where(np.isnan(one) | np.isnan(other) | np.equal(one, other), 0.0, found)
 
 
 def _largest(off: Array) -> float:

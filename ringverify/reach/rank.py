@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +43,10 @@ IGNORED = -100
 """The label that torch's cross entropy ignores."""
 
 
+OF_GPUS = re.compile(r"\b(cuda|gpus?|triton|nvidia|rocm)\b", re.IGNORECASE)
+"""Words that an exception has where it is about a GPU."""
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -204,7 +210,7 @@ class _RankModel:
         self._convert()
         with theirs():
             self.takes = inspect.signature(self.module.forward if self.module is not None else self.model).parameters
-        self._refuse_dropout()
+        self._refuse_training()
         self.tokens, self.labels = self._batch()
 
     def _convert(self) -> None:
@@ -229,8 +235,15 @@ class _RankModel:
         parameters = [] if self.module is None else list(self.module.parameters())
         return "float64" if any(p.dtype == torch.float64 for p in parameters) else "float32"
 
-    def _refuse_dropout(self) -> None:
+    def _refuse_training(self) -> None:
         for name, part in () if self.module is None else self.module.named_modules():
+            if isinstance(part, BATCH_NORMS) and (part.training or part.running_mean is None):
+                off = "return model.eval() from the builder" if part.training else "give it track_running_stats=True"
+                raise Charge(
+                    f"mixes tokens and sequences by statistics of the batch ({name}, {type(part).__name__}): {off}, or "
+                    "normalise each token by itself",
+                    rule="statistics",
+                )
             if part.training and isinstance(part, DROPOUTS) and part.p > 0:
                 raise Charge(
                     f"has dropout on ({name}, p={part.p}): return model.eval() from the builder, or set p to 0",
@@ -317,7 +330,12 @@ class _RankModel:
                     "needs a GPU, and none is here: build the model on the CPU for reach", rule="gpu"
                 ) from error
             place = [frame for frame in frames if whose_file(frame.filename) == "user"][-1]
-            raise Charge(f"raises {one_line(error)} (at {place.filename}:{place.lineno})", rule="raised") from error
+            told, at = one_line(error), f"{place.filename}:{place.lineno}"
+            # A hint beside the line, and no more: words decide nothing.
+            of_gpus = OF_GPUS.search(told) or any("triton" in Path(frame.filename).parts for frame in frames)
+            hint = "; no GPU is here: if the model needs one, build it for the CPU for reach"
+            hint = hint if of_gpus and not torch.cuda.is_available() else ""
+            raise Charge(f"raises {told} (at {at}){hint}", rule="raised") from error
 
     def computed(self) -> Computed:
         """Outputs, loss, gradients and what was sent."""

@@ -30,7 +30,7 @@ from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.world import Failure, Load, Run, World, WorldUnavailable
 
-BAD_INPUT = ("type", "per_token", "vocabulary", "dropout")
+BAD_INPUT = ("type", "per_token", "vocabulary", "dropout", "statistics")
 """Rules of `rank` that a model breaks which `reach` is not for."""
 
 
@@ -238,8 +238,8 @@ class _Reaching:
             "it draws random numbers in its forward: call model.eval(), or pass a dropout probability of 0 where it "
             "calls dropout or attention"
             if any(one.draws for one in computed)
-            else "switch off what changes from call to call, such as a running average or a cache, or call "
-            "torch.use_deterministic_algorithms(True) in the builder"
+            else "switch off what changes from call to call, such as a running average, a cache, or random numbers "
+            "that are not torch's (Python's, NumPy's), or call torch.use_deterministic_algorithms(True) in the builder"
         )
         raise UsageError(
             f"{self.options.target} gives other outputs the second time {where}, on the same tokens: {off}"

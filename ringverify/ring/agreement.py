@@ -39,9 +39,9 @@ def terms_of(problem: Problem) -> dict[str, str]:
     return {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
 
 
-def terms_of_sinks(sinks: torch.Tensor) -> dict[str, str]:
-    """The terms of learned sinks: one for each head, so that the value that differs is named."""
-    return {f"{SINK}{head}]": str(sink) for head, sink in enumerate(sinks.tolist())}
+def terms_of_sinks(sinks: torch.Tensor, gradient: str) -> dict[str, str]:
+    """The terms of learned sinks and of their gradient: one for each head, so that the value that differs is named."""
+    return {"sink_gradient": gradient} | {f"{SINK}{head}]": str(sink) for head, sink in enumerate(sinks.tolist())}
 
 
 @functools.lru_cache(maxsize=128)

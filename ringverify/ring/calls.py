@@ -5,6 +5,7 @@ Shape letters: B batch, S this rank's queries, T this rank's keys, H query heads
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -283,3 +284,9 @@ def _check_sinks(sinks: torch.Tensor | None, plan: Plan, device: torch.device) -
         raise ValueError(f"sinks is {sinks.dtype} {where}: expected float32; sinks.float() has the gradient too")
     if sinks.device != device:
         raise ValueError(f"sinks is on {sinks.device} and q on {device}: expected one device")
+    if device.type == "cpu":  # elsewhere, reading them would wait for the device
+        for head, sink in enumerate(sinks.tolist()):
+            if not sink < math.inf:
+                raise ValueError(
+                    f"sinks[{head}] is {sink} {where}: expected finite numbers, or -inf for a head without a sink"
+                )

@@ -63,7 +63,7 @@ STORIES = (
         id="V170",
         topic="incremental",
         title="decoding: a window, and pages that fill up token by token",
-        note="Earlier tokens of a page that is not full count; and though a rank's rows stay, what is attended moves on.",
+        note="Tokens of a page that is not full count too; and where a rank's rows stay, what is attended moves on.",
         problem=Problem(query_length=10, heads=2, head_dim=4, causal=True, window=(3, 0)),
         layouts=(
             Layout("replicated/pages", 2, (6, 1, 1, 1, 1), FOURS),

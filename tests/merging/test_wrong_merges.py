@@ -1,11 +1,12 @@
 """Wrong merges are caught, every one, and what is wrong is said."""
 
 import pytest
-from merges import BROKEN, OTHERWISE, changes_b, needs_contiguous, rounds_weights, violated
+from merges import BROKEN, OTHERWISE, changes_b, needs_contiguous, right, rounds_weights, violated
 
 from ringverify import merge
 from ringverify.lab.merge_kills import calls_of
 from ringverify.lab.variants_of_merges import broken, by_maximum, in_base_2
+from ringverify.merging.case import LN2
 from ringverify.merging.faults import FAULTS
 from ringverify.merging.judging import cause_of
 from ringverify.merging.properties import PROPERTIES
@@ -22,6 +23,8 @@ FOUND_BY = {
     "equal_lost": "equal_lse",
     "two_only": "n_way",
     "guarded_behind": "empty_gradients",
+    "returned_base": "merged_lse",
+    "converted": "merged_lse",
     "lse_is_max": "merged_lse",
     "lse_is_first": "merged_lse",
     "lse_is_last": "merged_lse",
@@ -52,6 +55,36 @@ def test_the_other_base_is_named(wrong):
     """A right merge, but for the base that it declares."""
     found = list(violated(wrong, only=["merged_out", "merged_lse"]))
     assert [cause_of(*one, wrong.capabilities, calls_of(wrong)).id for one in found] == ["base", "base"]
+
+
+@pytest.mark.parametrize("id", ["returned_base", "converted"])
+def test_an_lse_returned_in_another_base_is_named_where_base_2_is_declared_too(id):
+    """And as the cause of a wrong out of three partials, whose second merge is given it."""
+
+    @merge(base=2)
+    def in_two(out_a, lse_a, out_b, lse_b):
+        out, lse = right(out_a, lse_a * LN2, out_b, lse_b * LN2)
+        return out, lse if id == "returned_base" else lse / LN2**2
+
+    for one in (in_two, BROKEN[id]):
+        found = list(violated(one, only=["merged_out", "merged_lse"]))
+        assert [cause_of(*each, one.capabilities, calls_of(one)).id for each in found] == [id, id]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("tensor", [0, 1], ids=["out", "lse"])
+def test_exchanged_axes_are_told_by_the_shape_whatever_lengths_are_drawn_first(tensor, seed):
+    """Where tokens and heads are as many, the shape is that expected, and only the values are wrong."""
+
+    @merge()
+    def transposed(out_a, lse_a, out_b, lse_b):
+        found = list(right(out_a, lse_a, out_b, lse_b))
+        found[tensor] = found[tensor].transpose(1, 2)
+        return tuple(found)
+
+    for _, found in violated(transposed, only=["merged_out", "merged_lse"], seed=seed):
+        assert found.violation.failure.rule == "shape"
+        assert f"returned {('out', 'lse')[tensor]} of shape" in found.violation.summary
 
 
 SAID = {

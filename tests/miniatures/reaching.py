@@ -2,6 +2,7 @@
 
 # ruff: noqa: D103  # names say what is right or wrong
 
+import random
 import time
 
 import torch
@@ -325,6 +326,45 @@ def plain_without_mask(group):
     return Tiny(group, causal if group.size() == 1 else everything)
 
 
+class WithNaN(Tiny):
+    """Its outputs are NaN at some positions."""
+
+    def __init__(self, group, where):
+        super().__init__(group, causal)
+        self.where = where
+
+    def forward(self, tokens, positions):
+        return self.computed(tokens, positions).masked_fill(self.where(positions)[:, None], torch.nan)
+
+
+@declared()
+def nan_everywhere(group):
+    return WithNaN(group, lambda positions: positions >= 0)
+
+
+@declared()
+def nan_in_a_row(group):
+    return WithNaN(group, lambda positions: positions == 3)
+
+
+@declared()
+def nan_on_a_rank(group):
+    """As where a softmax has nothing to add up."""
+    return WithNaN(group, lambda positions: (positions >= 20) & (group.size() > 1))
+
+
+@declared()
+def infinite_logits(group):
+    """Of a token that is never to be drawn: the same in one process."""
+
+    class Masked(Tiny):
+        def forward(self, tokens, positions):
+            out = self.computed(tokens, positions)
+            return torch.cat([torch.full_like(out[..., :1], -torch.inf), out[..., 1:]], -1)
+
+    return Masked(group, causal)
+
+
 @declared()
 def raises_on_one_rank(group):
     model = Tiny(group, causal)
@@ -372,6 +412,32 @@ def dropout_on(group):
     return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Dropout(0.1))
 
 
+class Normalised(Tiny):
+    """Its logits are normalised over the batch."""
+
+    def __init__(self, group, **how):
+        super().__init__(group, causal)
+        self.norm = nn.BatchNorm1d(VOCABULARY, **how)
+
+    def forward(self, tokens, positions):
+        return self.norm(self.computed(tokens, positions).transpose(1, 2)).transpose(1, 2)
+
+
+@declared()
+def batch_norm(group):
+    return Normalised(group)
+
+
+@declared()
+def batch_norm_without_averages(group):
+    return Normalised(group, track_running_stats=False).eval()
+
+
+@declared()
+def right_batch_norm(group):
+    return Normalised(group).eval()
+
+
 class Random(Tiny):
     def forward(self, tokens, positions):
         return functional.dropout(super().forward(tokens, positions), 0.5)
@@ -393,6 +459,18 @@ class Counts(Tiny):
 @declared()
 def not_deterministic(group):
     return Counts(group, causal)
+
+
+@declared()
+def python_random(group):
+    model = Tiny(group, causal)
+    model.forward = lambda tokens, positions: model.computed(tokens, positions) + random.random()
+    return model
+
+
+@declared()
+def says_it_needs_a_gpu(group):
+    raise RuntimeError("FlashAttention only supports CUDA tensors")
 
 
 @declared()

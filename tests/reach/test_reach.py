@@ -1,6 +1,7 @@
 """`ringverify reach`: each verdict, each cause, and each bad input, on models of two layers and 24 tokens."""
 
 import json
+import math
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -44,6 +45,8 @@ def kinds(result):
         "right_window",
         "right_loss",
         "right_of_layers",
+        "right_batch_norm",
+        "infinite_logits",
         "plain",
     ],
 )
@@ -87,6 +90,29 @@ def test_what_people_report_is_found_and_named(name, found, causes, here):
     result = reached(name)
     assert kinds(result) == found
     assert result.causes == causes
+
+
+ITSELF = ("the model itself computes NaN, and not its context parallelism",)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "causes"),
+    [
+        ("nan_everywhere", "outputs are NaN in one process: 24 of 24 tokens, first token 0 of rank 0", ITSELF),
+        ("nan_in_a_row", "outputs are NaN in one process: 1 of 24 tokens, first token 3 of rank 0", ITSELF),
+        (
+            "nan_on_a_rank",
+            "outputs are NaN on rank 1, and not in one process: 4 of 24 tokens, first token 20 of rank 1",
+            (),
+        ),
+    ],
+)
+def test_outputs_that_are_nan_are_said_to_be_and_not_to_be_lost_or_of_other_values(name, said, causes, here):
+    """No change of a token shows in them; what is allowed elsewhere is a number."""
+    result = reached(name)
+    assert [(one.kind, one.text) for one in result.findings] == [("nan", said)]
+    assert result.causes == causes
+    assert math.isfinite(result.allowed)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +215,17 @@ def test_a_rank_that_hangs_ends_at_the_deadline():
     [
         ("dropout_on", r"has dropout on \(1, p=0.1\): return model.eval\(\) from the builder"),
         ("random_numbers", r"the second time .* it draws random numbers in its forward: call model.eval"),
+        ("batch_norm", r"mixes tokens and sequences by statistics of the batch \(norm, BatchNorm1d\): return model"),
+        ("batch_norm_without_averages", r"\(norm, BatchNorm1d\): give it track_running_stats=True"),
+        ("python_random", r"such as a running average, a cache, or random numbers that are not torch's \(Python's"),
+        ("says_it_needs_a_gpu", r"CUDA tensors \(at .*\); no GPU is here: if the model needs one, build it"),
         ("not_deterministic", r"gives other outputs the second time in one process, .* switch off what"),
         ("not_per_token", r"returns outputs of shape \(2, 11\) for tokens of \(2, 24\): expected a tensor"),
         ("no_numbers", r"returns outputs of torch.int64: expected floating-point numbers"),
         ("no_labels", r"takes no labels: leave loss out"),
         ("no_loss", r"returns no loss: expected \(outputs, loss\)"),
         ("no_embedding", r"without nn.Embedding: declare what tokens are"),
-        ("builder_raises", r"in one process: rank 0 raises RuntimeError: no checkpoint \(at .*reaching.py:\d+\)"),
+        ("builder_raises", r"in one process: rank 0 raises RuntimeError: no checkpoint \(at .*reaching.py:\d+\)$"),
         ("builds_a_number", r"builds a int: expected a callable"),
         ("other_weights", r"builds other weights on rank 0, 1 than in one process: call torch.manual_seed"),
         ("takes_nothing", r"takes_nothing\(\) cannot be called as build\(group\): too many positional arguments"),

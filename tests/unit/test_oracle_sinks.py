@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -186,6 +188,26 @@ def test_sinks_that_do_not_fit_the_problem_are_refused(sinks: np.ndarray | None,
     # A shape check of the tests may come first.
     with pytest.raises((ValueError, TypeError), match=f"{said}|parameter 'sinks'"):
         attention(problem, x.q, x.k, x.v, sinks=sinks)
+
+
+def test_what_is_no_array_is_refused_in_one_line() -> None:
+    """In a process of its own, where no shape check of the tests comes first."""
+    program = (
+        "import numpy as np\n"
+        "from ringref.attention import attention\n"
+        "from ringref.problem import Problem\n"
+        "x = np.zeros((1, 2, 2, 2))\n"
+        "for arguments in ((x, x, x, None, None, [0.0, 0.0]), (x, x, x.tolist(), None, None, np.zeros(2))):\n"
+        "    try:\n"
+        "        attention(Problem(query_length=2, heads=2, head_dim=2, sinks=True), *arguments)\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    assert said.splitlines() == [
+        "sinks is of type list: expected a float64 array (2,)",
+        "v is of type list: expected a float64 array (1, 2, 2, 2)",
+    ]
 
 
 def test_sinks_that_the_problem_does_not_name_are_refused() -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from on_ranks import WORLD
 
 from ringref.rounding import witness_bound
+from ringverify import QueryKeySharding
 from ringverify.ring import RingAttention, accumulate, autograd, one_process, ring_attention
 from ringverify.ring.accumulate import PartialResult, join_sinks
 from ringverify.ring.method import METHODS
@@ -141,6 +142,11 @@ def test_a_module_takes_the_sinks_of_each_call():
         ),
         ({"sinks": [0.0] * 4}, "sinks is of type list on rank 0 of 1: expected a tensor"),
         ({"sinks": torch.zeros(4, device="meta")}, "sinks is on meta and q on cpu: expected one device"),
+        (
+            {"sinks": torch.tensor([0.0, -torch.inf, torch.nan, torch.inf])},
+            "sinks[2] is nan on rank 0 of 1: expected finite numbers, or -inf for a head without a sink",
+        ),
+        ({"sinks": torch.full((4,), torch.inf)}, "sinks[0] is inf on rank 0 of 1: expected finite numbers, or -inf"),
         ({"sink_gradient": "sum"}, "sink_gradient='sum': expected partial or whole"),
     ],
 )
@@ -151,12 +157,12 @@ def test_sinks_that_do_not_fit_are_refused_in_one_line(how, message):
     assert "\n" not in str(raised.value)
 
 
-def differing(sinks_of):
+def differing(sinks_of, **how):
     """What every rank raises, the same on each, where ranks have other sinks."""
 
     def program(rank):
         with pytest.raises(ValueError, match="the ranks do not make the same call") as raised:
-            ring_attention(*tensors(rank), sinks=sinks_of(rank))
+            ring_attention(*tensors(rank), sinks=sinks_of(rank), **how)
         return str(raised.value)
 
     (said,) = set(on_ranks(program))
@@ -175,3 +181,25 @@ def test_sinks_on_some_ranks_only_are_named():
     """The others would compute another softmax."""
     assert "sinks is False on rank 0 and True on rank 1" in differing(lambda rank: SINKS if rank else None)
     assert "rank 1 refuses: sinks has shape (3,)" in differing(lambda rank: SINKS[: HEADS - rank])
+
+
+def test_sinks_are_compared_while_decoding_too_where_both_lengths_are_given():
+    """Ranks that differ would return other results from one call; what one rank refuses is heard by all."""
+    decoding = {
+        "sharding": QueryKeySharding("replicated", "contiguous"),
+        "query_length": 3,
+        "key_length": 6,
+        "causal": True,
+    }
+    assert "sinks[0] is 0.5 on rank 0 and 1.5 on rank 1" in differing(lambda rank: SINKS + rank, **decoding)
+    assert "rank 1 refuses: sinks[0] is nan" in differing(lambda rank: SINKS * (1, torch.nan)[rank], **decoding)
+
+
+def test_gradients_of_sinks_that_differ_between_ranks_are_named():
+    """In backward one rank would wait for a sum in which the other takes no part."""
+
+    def program(rank):
+        with pytest.raises(ValueError, match="sink_gradient is partial on rank 0 and whole on rank 1"):
+            ring_attention(*tensors(rank), sinks=SINKS, sink_gradient=("partial", "whole")[rank])
+
+    on_ranks(program)
