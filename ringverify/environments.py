@@ -84,6 +84,7 @@ PACKAGES = (
             ("cache-dit-ring", ("ring",)),
             ("cache-dit-ulysses", ("ulysses",)),
             ("cache-dit-ulysses-anything", ("ulysses-anything",)),
+            ("cache-dit-usp", ("usp",)),
         ),
     ),
     PublishedPackage(

@@ -2,7 +2,8 @@
 
 Verdicts are JSON, made from reports and from the results of `ringverify confirm`. Facts are TOML: which package an
 adapter runs, and findings, each of which explains some violations in words. A violation that no finding explains cannot
-be published, nor a finding without a violation that shows it.
+be published, nor a finding without a violation that shows it. Where the package's documentation has two readings, the
+facts say so as a doubt, and nobody is accused of the violation.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ringverify.confirm.confirming import Outcome
+from ringverify.environments import ELSEWHERE
 from ringverify.events import CounterexampleEvent, ImplementationVerdict, Rules, Verdict, from_json
 from ringverify.files import read_json, read_toml
 from ringverify.lab.stored import read_back
@@ -154,6 +156,7 @@ class Defect:
         upstream: address of a report by others, if one is known.
         reports: reports to the package's authors, ready to be filed, in the folder `reports`. The Python script in each
             ends with 3 if it shows the defect; for programs, whose violations `confirm` cannot show, it decides.
+        settings: for each of `targets`, what in those scripts makes them run it; needed for programs.
     """
 
     title: str
@@ -163,9 +166,31 @@ class Defect:
     since: str = ""
     upstream: str | None = None
     reports: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     def explains(self, target: str, property: str) -> bool:
         """Whether the defect explains a target's violation of a property."""
+        return target in self.targets and property in self.properties
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """Violations of what the suite asks for, but no sentence of the package promises: nobody is accused of them.
+
+    Attributes:
+        title: what happens, in a line.
+        targets: the targets concerned.
+        properties: the properties that the suite sees violated.
+        text: the two readings, and where in the code it happens.
+    """
+
+    title: str
+    targets: tuple[str, ...]
+    properties: tuple[str, ...]
+    text: str
+
+    def explains(self, target: str, property: str) -> bool:
+        """Whether a target's violation of a property is in doubt."""
         return target in self.targets and property in self.properties
 
 
@@ -223,6 +248,11 @@ class Facts:
     scripts: tuple[Demonstration, ...]
     elsewhere: tuple[Elsewhere, ...] = ()
     at_length: tuple[AtLength, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+
+    def doubts_of(self, target: str, property: str) -> tuple[Doubt, ...]:
+        """The doubts about a target's violation of a property."""
+        return tuple(one for one in self.doubts if one.explains(target, property))
 
 
 def read_facts(path: Path) -> Facts:
@@ -240,6 +270,7 @@ def read_facts(path: Path) -> Facts:
     kinds = {
         "package": Package,
         "finding": Defect,
+        "doubt": Doubt,
         "script": Demonstration,
         "elsewhere": Elsewhere,
         "at_length": AtLength,
@@ -247,7 +278,7 @@ def read_facts(path: Path) -> Facts:
     if unknown := content.keys() - kinds:
         raise ReportError(f"{path}: unknown table {sorted(unknown)[0]!r}, expected {', '.join(kinds)}")
     read = {name: tuple(_made(kind, entry, path) for entry in content.get(name, [])) for name, kind in kinds.items()}
-    return Facts(read["package"], read["finding"], read["script"], read["elsewhere"], read["at_length"])
+    return Facts(read["package"], read["finding"], read["script"], read["elsewhere"], read["at_length"], read["doubt"])
 
 
 def _made(kind: type[Any], entry: dict[str, Any], path: Path) -> Any:
@@ -338,16 +369,33 @@ def violations(verdicts: Verdicts, outcome: Outcome) -> list[tuple[str, str]]:
     ]
 
 
+def accusations(verdicts: Verdicts, facts: Facts, outcome: Outcome) -> list[tuple[str, str]]:
+    """Return target and property of every violation with this outcome that is not in doubt."""
+    return [pair for pair in violations(verdicts, outcome) if not facts.doubts_of(*pair)]
+
+
 def unexplained(verdicts: Verdicts, facts: Facts) -> list[str]:
     """Return a line for each contradiction of verdicts and facts; with any, the page cannot be published."""
     lines = []
-    shown = violations(verdicts, "shown")
+    shown = accusations(verdicts, facts, "shown")
     for target, property in shown:
         by = [finding.title for finding in facts.findings if finding.explains(target, property)]
         if len(by) != 1:
             lines.append(
                 f"{target} violates {property}; {len(by)} findings in packages.toml explain it, expected exactly 1"
             )
+    seen = [*violations(verdicts, "shown"), *violations(verdicts, "not shown")]
+    lines += [
+        f"the doubt {doubt.title!r} is about no violation"
+        for doubt in facts.doubts
+        if not any(doubt.explains(*pair) for pair in seen)
+    ]
+    lines += [
+        f"the finding {finding.title!r} has no settings: say what in its reports' scripts runs {target}"
+        for finding in facts.findings
+        for target in finding.targets
+        if target in ELSEWHERE and len(finding.settings) != len(finding.targets)
+    ]
     for finding in facts.findings:
         if not any(finding.explains(*pair) for pair in shown):
             lines.append(f"the finding {finding.title!r} explains no violation that a script shows")

@@ -12,14 +12,19 @@ from ringverify.lab.published import (
     PublishedTarget,
     PublishedViolation,
     Verdicts,
+    accusations,
     violations,
 )
 from ringverify.reports.markdown import SIGNS, VERDICT_SIGNS, table
 from ringverify.reports.story import margin_text
+from ringverify.targets import MERGES
 
 MOST_CASES = 3
 """Violations of a finding that are shown in full; the table names all of them."""
 MOST_LINES = 30
+IN_DOUBT = "⚖️"
+RESULTS = {"forward": "out", "lse": "lse", "gradients": "dq, dk and dv", "lse_gradient": "gradients through lse"}
+"""The properties that compare whole results with the right ones, and the names of those results."""
 
 Shown = tuple[str, str, PublishedViolation]
 """A target, a property, and how the one violates the other."""
@@ -39,7 +44,8 @@ def published_page(verdicts: Verdicts, facts: Facts, folder: str) -> str:
             *_at_a_glance(verdicts, facts, folder),
             *_summary(verdicts, facts),
             *_findings(verdicts, facts, folder),
-            *_not_shown(verdicts),
+            *_two_readings(verdicts, facts, folder),
+            *_not_shown(verdicts, facts),
             *_matrices(verdicts, facts),
             *_merges(verdicts, facts),
             *_at_length(facts),
@@ -65,13 +71,16 @@ def _opening(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
         "documentation says it does: the adapter's docstring says where. Each runs as published, pinned, its code "
         "untouched; where it calls a GPU kernel, a stand-in for that kernel runs, which tests of its own hold to the "
         "oracle. A verdict is about these versions and about what is declared: a package without violations may have "
-        "faults outside, and one with violations may never meet them in what you do with it.\n"
+        "faults outside, and one with violations may never meet them in what you do with it. Targets in environments "
+        "of their own, and some that are slow, had fewer examples of each property than the suite asks for: the table "
+        "of verdicts says how many.\n"
     )
     yield (
         "**Every violation here was seen twice**: by the suite, and by a script that the tool writes and then has no "
         "part in: processes over gloo, the package, and dense attention by autograd in float64 (`ringverify confirm`). "
         "For a package in an environment of its own (`ringverify peers install`), it is the script of the report that "
-        "the finding names. To see one yourself:\n"
+        "the finding names. Where a package's documentation has two readings, it is [accused of nothing]"
+        "(#two-readings). To see a violation yourself:\n"
     )
     example = next(iter(violations(verdicts, "shown")), None)
     if example is not None:
@@ -88,16 +97,35 @@ def _at_a_glance(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]
     )
     rows = []
     for package in facts.packages:
-        name = f"[{package.name} {package.version}]({package.source})"
+        name, checked = f"[{package.name} {package.version}]({package.source})", _checked(package, verdicts)
         found = [(n, one) for n, one in enumerate(facts.findings, 1) if one.targets[0] in package.targets]
         for number, finding in found:
             reports = ", ".join(f"[report]({folder}/reports/{file})" for file in finding.reports)
-            target, property = next(one for one in violations(verdicts, "shown") if finding.explains(*one))
+            target, property = next(one for one in accusations(verdicts, facts, "shown") if finding.explains(*one))
             see = f"`ringverify check {target} --only {property}`"
-            rows.append((name, f"[{finding.title}](#{_anchor(number)})", finding.since, reports, see))
+            rows.append((name, checked, f"[{finding.title}](#{_anchor(number)})", finding.since, reports, see))
         if not found:
-            rows.append((name, "no violation", "", "", f"`ringverify check {package.targets[0]}`"))
-    yield table(("package", "found", "since", "for its authors", "see it"), rows)
+            rows.append((name, checked, "no violation", "", "", f"`ringverify check {package.targets[0]}`"))
+        for doubt in facts.doubts:
+            for target in [one for one in doubt.targets if one in package.targets][:1]:
+                see = f"`ringverify check {target} --only {doubt.properties[0]}`"
+                rows.append((name, checked, f"[of two readings](#two-readings): {doubt.title}", "", "", see))
+    yield table(("package", "checked", "found", "since", "for its authors", "see it"), rows)
+
+
+def _checked(package: Package, verdicts: Verdicts) -> str:
+    """Return which results of a package were compared with the right ones, and in how many ways of running it."""
+    tried = {
+        id
+        for target in package.attention
+        for id, one in verdicts.targets[target].properties.items()
+        if one.verdict in ("pass", "fail")
+    }
+    ways, merges = len(package.attention), len(package.merges)
+    parts = [", ".join(name for id, name in RESULTS.items() if id in tried)] if tried else []
+    parts += [f"{ways} way{'s' * (ways > 1)} of running it"] if ways else []
+    parts += ["its merge of partial results"] if merges else []
+    return "; ".join(parts)
 
 
 def _summary(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
@@ -115,18 +143,27 @@ def _summary(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
                 (
                     f"[{package.name} {package.version}]({package.source})",
                     f"`{target}`",
-                    *_outcome(told),
+                    *_outcome(target, told, facts),
                     ", ".join(found),
                 )
             )
-    yield table(("package", "target", "verdict", "properties", "examples", "findings"), rows)
+    yield (
+        "Examples are those of all properties together, and then the most that one property had. A property stops at "
+        "its first violation.\n"
+    )
+    yield table(("package", "target", "verdict", "properties", "examples", "of one", "findings"), rows)
 
 
-def _outcome(told: PublishedTarget) -> tuple[str, str, str]:
-    """Return the cells of a verdict, of how many properties had which, and of the number of examples."""
-    kinds = [one.verdict for one in told.properties.values()]
+def _outcome(target: str, told: PublishedTarget, facts: Facts) -> tuple[str, str, str, str]:
+    """Return the cells of a verdict, of how many properties had which, and of the numbers of examples."""
+    doubted = {id for id in told.violations if facts.doubts_of(target, id)}
+    kinds = ["of two readings" if id in doubted else one.verdict for id, one in told.properties.items()]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    return f"{VERDICT_SIGNS[told.verdict]} {told.verdict}", counts, f"{told.examples:,}"
+    most = max((one.examples for one in told.properties.values()), default=0)
+    verdict = f"{VERDICT_SIGNS[told.verdict]} {told.verdict}"
+    if doubted and "fail" not in kinds:
+        verdict = f"{IN_DOUBT} [of two readings](#two-readings)"
+    return verdict, counts, f"{told.examples:,}", str(most)
 
 
 def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
@@ -144,7 +181,7 @@ def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
         yield from _reports(finding.reports, folder)
         shown = [
             (target, property, verdicts.targets[target].violations[property])
-            for target, property in violations(verdicts, "shown")
+            for target, property in accusations(verdicts, facts, "shown")
             if finding.explains(target, property)
         ]
         yield table(
@@ -175,8 +212,29 @@ def _telling(shown: Sequence[Shown]) -> list[Shown]:
     return first[:MOST_CASES]
 
 
-def _not_shown(verdicts: Verdicts) -> Iterator[str]:
-    withheld = violations(verdicts, "not shown")
+def _two_readings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
+    if not facts.doubts:
+        return
+    yield '<a id="two-readings"></a>\n'
+    yield "## Of two readings\n"
+    yield (
+        "The suite asks for these by [its own definition](semantics.md), and no sentence of the package promises them. "
+        "The tool calls them violations; nobody is accused of them here.\n"
+    )
+    for doubt in facts.doubts:
+        yield f"### {doubt.title[0].upper()}{doubt.title[1:]}\n"
+        yield doubt.text.strip() + "\n"
+        rows = []
+        for target, told in verdicts.targets.items():
+            for property, one in told.violations.items():
+                if doubt.explains(target, property):
+                    case = f"[{one.case}]({folder}/cases/{one.file})"
+                    rows.append((f"`{target}`", f"`{property}`", case, one.summary))
+        yield table(("target", "property", "smallest case", "what the suite says"), rows)
+
+
+def _not_shown(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
+    withheld = accusations(verdicts, facts, "not shown")
     if not withheld:
         return
     yield "## Seen by the suite, not by a script\n"
@@ -196,7 +254,11 @@ def _matrices(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
     yield "## Property by property\n"
     yield (
         f"{SIGNS['pass']} passes, {SIGNS['fail']} is violated, {SIGNS['unsupported']} is not declared, "
-        f"{SIGNS['inconclusive']} could not be told; with the largest error over the error allowed.\n"
+        f"{SIGNS['inconclusive']} could not be told, {IN_DOUBT} is [of two readings](#two-readings); with the largest "
+        "error over the error allowed.\n"
+    )
+    known = dict.fromkeys(
+        id for target, one in verdicts.targets.items() if target not in MERGES for id in one.properties
     )
     for package in facts.packages:
         yield f"### {package.name} {package.version}\n"
@@ -204,15 +266,20 @@ def _matrices(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
         yield f"Adapter: `ringverify/peers/{package.adapter}`.\n"
         told = {target: verdicts.targets[target] for target in package.attention}
         if told:
-            yield _matrix({_short(target, package): one for target, one in told.items()})
+            yield _matrix(told, {target: _short(target, package) for target in told}, facts)
+        lacking = [
+            f"`{_short(target, package)}`: {', '.join(f'`{id}`' for id in known if id not in one.properties)} not run"
+            for target, one in told.items()
+            if known.keys() - one.properties.keys()
+        ]
         reasons = dict.fromkeys(
             f"`{_short(target, package)}`, {id}: {one.reason}"
             for target, all_told in told.items()
             for id, one in all_told.properties.items()
             if one.verdict == "inconclusive" or (one.reason and one.verdict != "unsupported")
         )
-        if reasons:
-            yield "\n".join(f"- {reason}" for reason in reasons) + "\n"
+        if notes := [*lacking, *reasons]:
+            yield "\n".join(f"- {note}" for note in notes) + "\n"
 
 
 def _merges(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
@@ -228,16 +295,24 @@ def _merges(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
     for package, target in merges:
         name = f"[{package.name} {package.version}]({package.source})"
         told = verdicts.targets[target]
-        rows.append((name, f"`{target}`", *_outcome(told), ", ".join(told.undeclared), f"`ringverify check {target}`"))
-    yield table(("package", "target", "verdict", "properties", "examples", "not declared", "see it"), rows)
-    yield _matrix({target.partition(":")[2]: verdicts.targets[target] for _, target in merges})
+        outcome = _outcome(target, told, facts)
+        rows.append((name, f"`{target}`", *outcome, ", ".join(told.undeclared), f"`ringverify check {target}`"))
+    yield table(("package", "target", "verdict", "properties", "examples", "of one", "not declared", "see it"), rows)
+    names = {target: target.partition(":")[2] for _, target in merges}
+    yield _matrix({target: verdicts.targets[target] for target in names}, names, facts)
 
 
-def _matrix(told: Mapping[str, PublishedTarget]) -> str:
+def _matrix(told: Mapping[str, PublishedTarget], names: Mapping[str, str], facts: Facts) -> str:
     """Return a table with a row for each property and a column for each target, under its name here."""
     ids = dict.fromkeys(id for one in told.values() for id in one.properties)
+
+    def cell(target: str, id: str) -> str:
+        one = told[target]
+        return IN_DOUBT if id in one.violations and facts.doubts_of(target, id) else _cell(one.properties.get(id))
+
     return table(
-        ("property", *told), [(f"`{id}`", *(_cell(one.properties.get(id)) for one in told.values())) for id in ids]
+        ("property", *(names[target] for target in told)),
+        [(f"`{id}`", *(cell(target, id) for target in told)) for id in ids],
     )
 
 

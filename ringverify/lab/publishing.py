@@ -12,6 +12,8 @@ A survey may hold some targets only, or some properties of a target (`--only`): 
 packages in environments of their own, the scripts in the reports to their authors (`docs/published/reports`) show
 violations, where `confirm` cannot.
 
+`--reports` runs these scripts again for the violations that are kept, after a report has been changed.
+
 The case files of violations go to docs/published/cases, what is kept of the verdicts to docs/published/verdicts.json.
 Without the argument, here `survey`, the page is made from the verdicts that are kept there.
 """
@@ -24,7 +26,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ringverify import targets
@@ -40,15 +42,15 @@ from ringverify.lab.published import (
     PublishedTarget,
     SurveyConditions,
     Verdicts,
+    accusations,
     read_facts,
     read_verdicts,
     told_of,
     unexplained,
-    violations,
 )
 from ringverify.lab.published_page import published_page
 from ringverify.reports.jsonl import ReportError
-from ringverify.reports.results import Results, Source, read_results
+from ringverify.reports.results import Source, read_results
 
 PAGE = Path("docs/published-packages.md")
 FOLDER = Path("docs/published")
@@ -64,24 +66,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in the root of the project and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m ringverify.lab.publishing", description=__doc__)
     parser.add_argument("survey", nargs="?", type=Path, help="folder of reports and confirmed.json")
+    parser.add_argument("--reports", action="store_true", help="run the reports' scripts again for what is kept")
     options = parser.parse_args(arguments)
     try:
         facts = read_facts(FACTS)
         verdicts, cases = (read_verdicts(VERDICTS), None) if options.survey is None else gather(options.survey, facts)
         if cases is not None and VERDICTS.is_file():
             verdicts = _with_the_others(verdicts, read_verdicts(VERDICTS), facts)
+        if options.reports:
+            verdicts = _shown_again(verdicts, facts)
         for line in (amiss := unexplained(verdicts, facts)):
             print(f"cannot publish: {line}")
         if amiss:
             return 1
         if cases is not None:
             _keep(cases, verdicts)
+        if cases is not None or options.reports:
             write_whole(VERDICTS, json.dumps(as_json(verdicts), indent=1, ensure_ascii=False) + "\n")
         write_whole(PAGE, published_page(verdicts, facts, FOLDER.name))
     except (UsageError, Inconclusive, ReportError) as error:
         print(f"publishing: {error}", file=sys.stderr)
         return 2
-    shown, withheld = (len(violations(verdicts, outcome)) for outcome in ("shown", "not shown"))
+    shown, withheld = (len(accusations(verdicts, facts, outcome)) for outcome in ("shown", "not shown"))
     print(f"{PAGE}: {len(verdicts.targets)} targets, {shown} violations shown by their scripts, {withheld} withheld")
     return 0
 
@@ -104,7 +110,8 @@ def gather(survey: Path, facts: Facts) -> tuple[Verdicts, dict[str, str]]:
     failed = any(one.failures for one in results.implementations)  # without any, `confirm` has nothing to write
     for one in confirming.read(survey / "confirmed.json") if failed else ():
         seen.setdefault(one.implementation, {})[one.property] = (one.outcome, one.said)
-    for name, property, told in _shown_by_reports(results, facts):
+    violated = [(one.name, outcome.id) for one in results.implementations for outcome in one.failures]
+    for name, property, told in _shown_by_reports(violated, facts):
         seen.setdefault(name, {})[property] = told
     found = {one.name: told_of(one, seen.get(one.name, {})) for one in results.implementations}
     _same_versions(facts, found)
@@ -158,19 +165,31 @@ def _with_other_properties(new: PublishedTarget, old: PublishedTarget) -> Publis
     )
 
 
-def _shown_by_reports(results: Results, facts: Facts) -> Iterator[tuple[str, str, tuple[Outcome, Sequence[str]]]]:
+def _shown_by_reports(
+    failed: Iterable[tuple[str, str]], facts: Facts
+) -> Iterator[tuple[str, str, tuple[Outcome, Sequence[str]]]]:
     """Yield target, property, and what the reports' scripts show of each violation in an environment of its own."""
     ran: dict[str, tuple[bool, Sequence[str]]] = {}
-    for one in results.implementations:
-        for outcome in one.failures if one.name in ELSEWHERE else ():
-            by = [
-                name for finding in facts.findings if finding.explains(one.name, outcome.id) for name in finding.reports
-            ]
-            for name in by:
-                ran[name] = ran.get(name) or _report(name, ELSEWHERE[one.name].python)
-            shown = bool(by) and all(ran[name][0] for name in by)
-            said = [line for name in by for line in ran[name][1]]
-            yield one.name, outcome.id, ("shown" if shown else "not shown", said)
+    for target, property in failed:
+        if target not in ELSEWHERE:
+            continue
+        by = [name for finding in facts.findings if finding.explains(target, property) for name in finding.reports]
+        for name in by:
+            ran[name] = ran.get(name) or _report(name, ELSEWHERE[target].python)
+        shown = bool(by) and all(ran[name][0] for name in by)
+        said = [line for name in by for line in ran[name][1]]
+        yield target, property, ("shown" if shown else "not shown", said)
+
+
+def _shown_again(verdicts: Verdicts, facts: Facts) -> Verdicts:
+    """Return the verdicts with what the reports' scripts show today of violations in environments of their own."""
+    targets = dict(verdicts.targets)
+    failed = [(target, property) for target, told in targets.items() for property in told.violations]
+    for target, property, (outcome, said) in _shown_by_reports(failed, facts):
+        told = targets[target]
+        violation = dataclasses.replace(told.violations[property], outcome=outcome, said=tuple(said))
+        targets[target] = dataclasses.replace(told, violations={**told.violations, property: violation})
+    return dataclasses.replace(verdicts, targets=targets)
 
 
 def _report(name: str, python: Path) -> tuple[bool, Sequence[str]]:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from sample_events import everything, typed
 
+from ringverify.environments import ELSEWHERE
 from ringverify.errors import UsageError
 from ringverify.events import as_json
 from ringverify.lab import publishing
 from ringverify.lab.published import (
     Defect,
     Demonstration,
+    Doubt,
     Elsewhere,
     Facts,
     Package,
@@ -99,11 +101,14 @@ def test_a_user_of_one_package_finds_it_in_the_first_table(verdicts, facts):
     target, property = next(one for one in violations(verdicts, "shown") if one[0] in others)
     text = published_page(verdicts, facts, "published")
     table = text.split("## Your package\n")[1].split("\n## ")[0]
-    assert (
-        "| [rings 1.0](https://example.org) | [something is wrong](#finding-1) | 0.9 "
+    row = next(line for line in table.splitlines() if "rings 1.0" in line)
+    assert row.startswith("| [rings 1.0](https://example.org) | out")
+    ways = f"{len(others)} way{'s' * (len(others) > 1)} of running it"
+    assert row.endswith(
+        f"; {ways} | [something is wrong](#finding-1) | 0.9 "
         f"| [report](published/reports/rings.md) | `ringverify check {target} --only {property}` |"
-    ) in table
-    assert f"| [sound 1.0](https://example.org) | no violation |  |  | `ringverify check {first}` |" in table
+    )
+    assert f" of running it | no violation |  |  | `ringverify check {first}` |" in table
     assert "\nSince 0.9.\n" in text
 
 
@@ -119,7 +124,7 @@ def test_a_merge_has_a_table_of_its_own(verdicts, facts):
     text = published_page(verdicts, facts, "published")
     told = text.split("## Merges of partial results\n")[1].split("\n## ")[0]
     assert (
-        "| [rings 1.0](https://example.org) | `merge:torch-cp` | ✅ conformant | 1 pass | 7 | nan "
+        f"| [rings 1.0](https://example.org) | `merge:torch-cp` | ✅ conformant | 1 pass | 7 | {one.examples} | nan "
         "| `ringverify check merge:torch-cp` |"
     ) in told
     assert "| `far_apart` | ✅ 0.50 |" in told
@@ -142,6 +147,62 @@ def test_what_no_script_shows_is_no_finding(verdicts, facts):
     assert "nothing is wrong here" in told
     none = with_violations(verdicts, lambda _name, _id, shown: replace(shown, outcome="not shown"))
     assert unexplained(none, facts) == ["the finding 'something is wrong' explains no violation that a script shows"]
+
+
+def test_nobody_is_accused_of_what_has_two_readings(verdicts, facts):
+    """It is told apart, in the verdict, in the matrix and with the case; a finding cannot rest on it."""
+    target, told = next((name, one) for name, one in verdicts.targets.items() if one.violations)
+    doubt = Doubt(title="padding is NaN", targets=(target,), properties=tuple(told.violations), text="Or is it?")
+    others = tuple(name for name in verdicts.targets if name != target)
+    (finding,) = facts.findings
+    doubted = replace(facts, doubts=(doubt,), findings=(replace(finding, targets=others),))
+    assert unexplained(verdicts, doubted) == []
+    text = published_page(verdicts, doubted, "published")
+    section = text.split("## Of two readings\n")[1].split("\n## ")[0]
+    assert "### Padding is NaN\n" in section
+    assert all(f"](published/cases/{one.file})" in section for one in told.violations.values())
+    row = next(line for line in text.split("## Verdicts\n")[1].splitlines() if f"`{target}`" in line)
+    assert "⚖️ [of two readings](#two-readings)" in row
+    assert f"{len(told.violations)} of two readings" in row
+    assert "violations" not in row
+    assert f"[of two readings](#two-readings): padding is NaN |  |  | `ringverify check {target} " in text
+    only = replace(doubted, findings=(replace(finding, targets=(target,)),))
+    assert "the finding 'something is wrong' explains no violation that a script shows" in unexplained(verdicts, only)
+    idle = replace(doubted, doubts=(doubt, replace(doubt, title="idle", targets=("peer:none",))))
+    assert "the doubt 'idle' is about no violation" in unexplained(verdicts, idle)
+
+
+def test_a_property_that_a_survey_did_not_run_is_named(verdicts, facts):
+    """As one that is newer than the survey of a target; where all were run, nothing is said."""
+    name, told = max(verdicts.targets.items(), key=lambda one: len(one[1].properties))
+    (package,), gone = facts.packages, next(iter(told.properties))
+    facts = replace(facts, packages=(replace(package, targets=(name, "peer:old")),), findings=())
+    rest = {id: one for id, one in told.properties.items() if id != gone}
+    for properties, note in ((rest, f"- `old`: `{gone}` not run\n"), (told.properties, None)):
+        old = replace(told, properties=properties, violations={})
+        text = published_page(replace(verdicts, targets={name: told, "peer:old": old}), facts, "published")
+        assert note in text if note else " not run" not in text.split("## Property by property")[1]
+
+
+def test_a_finding_on_a_program_says_what_in_its_scripts_runs_each_target(verdicts, facts):
+    """Its report's script is the one that shows it, so it has to be of the very setting that is accused."""
+    target = next(iter(ELSEWHERE))
+    (finding,) = facts.findings
+    lacking = replace(facts, findings=(replace(finding, targets=(*finding.targets, target)),))
+    line = f"the finding 'something is wrong' has no settings: say what in its reports' scripts runs {target}"
+    assert line in unexplained(verdicts, lacking)
+    settings = ("ring()",) * (len(finding.targets) + 1)
+    said = replace(lacking, findings=(replace(lacking.findings[0], settings=settings),))
+    assert line not in unexplained(verdicts, said)
+
+
+def test_the_script_of_a_report_runs_what_is_accused():
+    """Each target's setting occurs in a script of its finding."""
+    for finding in read_facts(ROOT / publishing.FACTS).findings:
+        texts = [(ROOT / publishing.REPORTS / name).read_text(encoding="utf-8") for name in finding.reports]
+        scripts = "".join(text.split("```python\n")[1].split("```")[0] for text in texts)
+        for target, setting in zip(finding.targets, finding.settings, strict=bool(finding.settings)):
+            assert setting in scripts, f"{finding.title}: no script runs {target} by {setting!r}"
 
 
 def test_what_does_not_fit_is_named(verdicts, facts):
@@ -285,6 +346,24 @@ def test_a_report_shows_what_its_script_ends_with(script, shown, tmp_path, monke
     (tmp_path / "it.md").write_text("# It\n")
     with pytest.raises(UsageError, match=r"it\.md holds no Python script"):
         publishing._report("it.md", Path(sys.executable))
+
+
+def test_reports_that_were_changed_are_run_again(verdicts, facts, tmp_path, monkeypatch):
+    """For the violations that are kept, in the environments of their packages; nothing else moves."""
+    name, told = next((name, one) for name, one in verdicts.targets.items() if one.violations)
+    target, package = next(iter(ELSEWHERE.items()))
+    here = replace(package, name="here")
+    monkeypatch.setattr(type(package), "python", Path(sys.executable))
+    monkeypatch.setattr(publishing, "ELSEWHERE", {target: here})
+    monkeypatch.setattr(publishing, "REPORTS", tmp_path)
+    (tmp_path / "it.md").write_text("# It\n\n```python\nprint('anew')\nraise SystemExit(3)\n```\n")
+    (finding,) = facts.findings
+    facts = replace(facts, findings=(replace(finding, targets=(name, target), reports=("it.md",)),))
+    both = replace(verdicts, targets={name: told, target: told})
+    found = publishing._shown_again(both, facts).targets
+    assert found[name] == told
+    assert {(one.outcome, one.said) for one in found[target].violations.values()} == {("shown", ("anew",))}
+    assert found[target].properties == told.properties
 
 
 def test_reports_to_authors_stand_alone():
