@@ -284,7 +284,8 @@ def _accounted_for(
     case, violation, hangs = shown.case, shown.violation, _hangs(found)
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = shown.repeats and not shown.after
-    state = of_state(tuple(differing(case, shown.after[0]))) if shown.after else None
+    ended = violation.kind == "died" and runner.world.name == "external"  # which is no matter of what it keeps
+    state = of_state(tuple(differing(case, shown.after[0]))) if shown.after and not ended else None
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     diagnosis, declaration, needs = Diagnosis(), None, None
 
