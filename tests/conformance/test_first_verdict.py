@@ -74,7 +74,7 @@ def test_a_simple_fault_shrinks_to_two_ranks_and_four_tokens(fault, seed, ringve
     for counterexample in outcome.told("counterexample"):
         assert counterexample["case"]["world_size"] <= 2, counterexample["case_text"]
         assert counterexample["case"]["problem"]["query_length"] <= 4, counterexample["case_text"]
-        assert counterexample["smallest"]
+        assert counterexample["smallest"] or counterexample["same_as"]  # then with what is special about it
         assert counterexample["repeats"]
         assert counterexample["error"] > counterexample["allowed"]
         assert counterexample["tensor"] in ("out", "dq", "dk", "dv")
