@@ -16,7 +16,7 @@ import numpy as np
 
 from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import QKV_GRADIENTS
-from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
 from ringverify.diagnosis.masks import (
     EVERYWHERE,
     PARTS,
@@ -32,7 +32,7 @@ from ringverify.diagnosis.masks import (
     pairs_of,
 )
 from ringverify.diagnosis.scaling import FITTED, LEFT, named
-from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.ring import STEPS
@@ -400,13 +400,9 @@ def _hypothesis(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
         changes = change(terms_of(scene))
         if not set(changes) <= set(scene.tensors):
             return None if wrong_tensors(scene) else 0.0
-        found: list[Results] = []
-        for rank in range(scene.size):
-            found.append({name: scene.true(name, rank) for name in scene.tensors})
-            for name, y in changes.items():
-                found[-1][name] = found[-1][name] + scene.local(name, y, rank)
+        whole = {name: getattr(scene.truth, name) + y for name, y in changes.items()}
         # A row takes its rounding errors to where it is moved.
         wide = {name: np.full_like(y, getattr(scene.allowed, name).max(initial=0.0)) for name, y in changes.items()}
-        return agree(scene, found, scene.tensors, lambda: dataclasses.replace(scene.allowed, **wide))
+        return agree_but_for(scene, whole, lambda: dataclasses.replace(scene.allowed, **wide))
 
     return Hypothesis(text, STEPS, judge=judge, measured=True)

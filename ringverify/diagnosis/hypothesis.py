@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from ringref.attention import Answer, Intermediates
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
+from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.reproducing import NoPrediction
 from ringverify.diagnosis.rows import on_wrong_rows
@@ -284,6 +285,33 @@ def agree(
         difference = difference / np.maximum(1.0, np.abs(seen))
         worst = max(worst, float(np.max(difference, where=np.isfinite(difference), initial=0.0)))
     return worst if told or not violated else None
+
+
+def agree_with(scene: Scene, answer: Answer, x: Inputs) -> float | None:
+    """As `agree`, with all that an answer to these inputs has, and the errors that are allowed in it."""
+    found: list[Results] = [
+        {name: scene.local(name, getattr(answer, name), rank) for name in scene.tensors} for rank in range(scene.size)
+    ]
+    return agree(
+        scene,
+        found,
+        scene.tensors,
+        lambda: allowed_error(scene.problem, answer, x.q, x.k, x.v, x.dout, x.dlse, scene.pipeline),
+    )
+
+
+def agree_but_for(
+    scene: Scene, whole: Mapping[TensorName, Array], limits: Callable[[], Allowed] | None = None
+) -> float | None:
+    """As `agree`, with the right results but for some, which are given of all positions."""
+    found: list[Results] = [
+        {
+            name: scene.local(name, whole[name], rank) if name in whole else scene.true(name, rank)
+            for name in scene.tensors
+        }
+        for rank in range(scene.size)
+    ]
+    return agree(scene, found, scene.tensors, limits or (lambda: scene.allowed))
 
 
 def _margins(seen: Array, predicted: Array, limit: Array, dtype: DtypeName) -> Array:

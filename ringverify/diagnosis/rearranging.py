@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from ringref.attention import attention
-from ringref.rounding import allowed_error
-from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.hypothesis import Hypothesis, agree_with
+from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
 
@@ -77,16 +76,7 @@ def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
             results["out"] = change(scene, answer.out, 0)
             results["lse"] = of_lse(lambda x: change(scene, x, 0), answer.lse)
         answer = dataclasses.replace(answer, **results)
-        found: list[Results] = [
-            {name: scene.local(name, getattr(answer, name), rank) for name in scene.tensors}
-            for rank in range(scene.size)
-        ]
-        return agree(
-            scene,
-            found,
-            scene.tensors,
-            lambda: allowed_error(scene.problem, answer, y.q, y.k, y.v, y.dout, y.dlse, scene.pipeline),
-        )
+        return agree_with(scene, answer, y)
 
     return judge
 

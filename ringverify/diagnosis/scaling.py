@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
 from ringverify.diagnosis.masks import EVERYWHERE, PARTS, Mask, PartOfPairs, pairs_of
-from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.ring import STEPS
@@ -170,11 +170,7 @@ def _hypothesis(text: str, way: Way, part: PartOfPairs, number: Number) -> Hypot
         change = _change(scene, way, part)
         if change is None or way.name not in scene.tensors:
             return None if wrong_tensors(scene) else 0.0
-        change = change * (number(scene) - (not way.adds))
-        found: list[Results] = []
-        for rank in range(scene.size):
-            found.append({name: scene.true(name, rank) for name in scene.tensors})
-            found[-1][way.name] = found[-1][way.name] + scene.local(way.name, change, rank)
-        return agree(scene, found, scene.tensors, lambda: scene.allowed)
+        right: Array = getattr(scene.truth, way.name)
+        return agree_but_for(scene, {way.name: right + change * (number(scene) - (not way.adds))})
 
     return Hypothesis(text, STEPS, judge=judge, measured=True)

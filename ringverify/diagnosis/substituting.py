@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ringref.attention import Intermediates, attention
-from ringref.rounding import allowed_error
-from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
 from ringverify.diagnosis.masks import Ints
 from ringverify.diagnosis.reading import finite, unmasked
-from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.scene import Array, Counts, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
 
@@ -37,17 +36,7 @@ def _judge_sinks(of: Callable[[int, int], Ints]) -> Callable[[Scene], float | No
         heads = of(p.heads, p.group_size)
         if x.sinks is None or (x.sinks[heads] == x.sinks).all():
             return None if wrong_tensors(scene) else 0.0
-        answer = attention(p, x.q, x.k, x.v, x.dout, x.dlse, x.sinks[heads])
-        found: list[Results] = [
-            {name: scene.local(name, getattr(answer, name), rank) for name in scene.tensors}
-            for rank in range(scene.size)
-        ]
-        return agree(
-            scene,
-            found,
-            scene.tensors,
-            lambda: allowed_error(p, answer, x.q, x.k, x.v, x.dout, x.dlse, scene.pipeline),
-        )
+        return agree_with(scene, attention(p, x.q, x.k, x.v, x.dout, x.dlse, x.sinks[heads]), x)
 
     return judge
 
@@ -94,15 +83,7 @@ def _judge_lse(of: Callable[[Scene], Array]) -> Callable[[Scene], float | None]:
     def judge(scene: Scene) -> float | None:
         if "lse" not in scene.tensors:
             return None if wrong_tensors(scene) else 0.0
-        other = of(scene)
-        found: list[Results] = [
-            {
-                name: scene.local(name, other, rank) if name == "lse" else scene.true(name, rank)
-                for name in scene.tensors
-            }
-            for rank in range(scene.size)
-        ]
-        return agree(scene, found, scene.tensors, lambda: scene.allowed)
+        return agree_but_for(scene, {"lse": of(scene)})
 
     return judge
 

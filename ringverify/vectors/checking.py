@@ -24,7 +24,7 @@ from ringverify.errors import UsageError
 from ringverify.events import PropertyOutcome, Verdict
 from ringverify.files import read_bytes, read_text, refusing
 from ringverify.properties.property import Violation
-from ringverify.vectors import index, long, making, merges
+from ringverify.vectors import index, long, making, merges, sealed
 from ringverify.vectors.index import Index
 from ringverify.vectors.merges import MergeVector
 from ringverify.vectors.recording import AnyVector, Tell, begun, counterexample_event, property_event, sentence
@@ -38,7 +38,7 @@ def look_at_files(found: Index) -> None:
     Raises:
         UsageError: a file is missing, a vector is not in the index, or the schema is not the one that it follows.
     """
-    again = index.again(found.folder)
+    again = sealed.again(found.folder)
     named = {index.file_name(id) for id in found.stories}
     there = {path.name for path in found.folder.glob("*.safetensors")}
     if missing := sorted(named - there):
@@ -64,7 +64,7 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
         UsageError: the file is cut off or edited, or does not hold what the index says.
     """
     path, described = found.folder / index.file_name(story.id), found.entries[story.id]
-    again = index.again(found.folder)
+    again = sealed.again(found.folder)
     with refusing(f"read {path}", again):
         data = read_bytes(path)
     if isinstance(described.get("bytes"), int) and len(data) < described["bytes"]:
@@ -168,7 +168,7 @@ def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> N
     Raises:
         UsageError: a result differs from the file's.
     """
-    given, again = making.given_in(tensors), index.again(found.folder)
+    given, again = making.given_in(tensors), sealed.again(found.folder)
     path = found.folder / index.file_name(story.id)
     for name, tensor in making.answered(story, given).items():
         if not np.array_equal(tensor.values, tensors[name].values, equal_nan=True):

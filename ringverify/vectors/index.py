@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from ringverify.cases.running import shards
 from ringverify.errors import UsageError
 from ringverify.files import laid_out, read_json, refusing
 from ringverify.implementation import Capabilities
-from ringverify.vectors.sealed import seal
+from ringverify.vectors.sealed import again, seal
 from ringverify.vectors.story import ID, Layout, Story, by_id, flags, layout_flags, written_out
 from ringverify.words import cut
 
@@ -99,11 +98,6 @@ def write(entries: Iterable[Mapping[str, Any]], bugs: Mapping[str, Mapping[str, 
     }
     content["seal"] = seal(content)
     return laid_out(content) + "\n"
-
-
-def again(folder: Path) -> str:
-    """Return how to repair a damaged folder of vectors, as the end of an error message."""
-    return f"restore the folder, or regenerate it: ringverify vectors generate {shlex.quote(str(folder))} --force"
 
 
 def read(folder: Path) -> Index:

@@ -24,7 +24,6 @@ from ringverify.events import TensorName
 from ringverify.scale.checksums import BLOCK, RESULTS, Float, GoldenSums
 from ringverify.scale.rank import expected_checksums
 from ringverify.vectors import sealed
-from ringverify.vectors.index import again
 from ringverify.vectors.making import upwards
 from ringverify.vectors.story import Layout, flags, written_out
 
@@ -130,20 +129,6 @@ def entry(vector: LongVector) -> dict[str, Any]:
     return {**vector.described(), "results": results}
 
 
-def text(vectors: Mapping[str, LongVector]) -> str:
-    """Return the text of the file of some vectors."""
-    return sealed.text(ABOUT, map(entry, vectors.values()))
-
-
-def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries of the file in a folder by id, none if it has no such file.
-
-    Raises:
-        UsageError: it is cut off, edited, of another schema, or does not hold what its descriptions say.
-    """
-    return sealed.read(folder / NAME, _whole, again(folder))
-
-
 def _whole(described: dict[str, Any]) -> dict[str, Any]:
     """Return an entry, if it is whole."""
     vector = of(described)
@@ -155,6 +140,10 @@ def _whole(described: dict[str, Any]) -> dict[str, Any]:
             if len(numbers) != sums or not np.isfinite(np.array(numbers, dtype=np.float64)).all():
                 raise ValueError(f"{vector.id} has other numbers for {name} than {sums} sums")
     return described
+
+
+_FILE = sealed.SealedFile(NAME, ABOUT, entry, _whole)
+text, read = _FILE.text, _FILE.read
 
 
 def of(described: Mapping[str, Any]) -> LongVector:
@@ -187,7 +176,7 @@ def answer_again(folder: Path, described: Mapping[str, Any]) -> None:
     Raises:
         UsageError: one of them differs.
     """
-    made, path, mend = entry(of(described)), folder / NAME, again(folder)
+    made, path, mend = entry(of(described)), folder / NAME, sealed.again(folder)
     for name in RESULTS:
         there, found = described["results"][name], made["results"][name]
         exact, bound = (np.array(found[which]) for which in ("expected", "allowed"))

@@ -23,7 +23,6 @@ from ringverify.merge_contract import MergeCapabilities
 from ringverify.merging.case import MergeCase, Partials
 from ringverify.merging.properties import right_merge
 from ringverify.vectors import sealed
-from ringverify.vectors.index import again
 from ringverify.vectors.inputs import SIGNIFICANT, bell
 from ringverify.vectors.making import upwards
 
@@ -250,20 +249,6 @@ def entry(vector: MergeVector) -> dict[str, Any]:
     }
 
 
-def text(vectors: Mapping[str, MergeVector]) -> str:
-    """Return the text of the file of some vectors."""
-    return sealed.text(ABOUT, map(entry, vectors.values()))
-
-
-def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries of the file in a folder by id, none if it has no such file.
-
-    Raises:
-        UsageError: it is cut off, edited, of another schema, or does not hold what its descriptions say.
-    """
-    return sealed.read(folder / NAME, _whole, again(folder))
-
-
 def _whole(described: dict[str, Any]) -> dict[str, Any]:
     """Return an entry, if it is whole."""
     vector = of(described)
@@ -278,6 +263,10 @@ def _whole(described: dict[str, Any]) -> dict[str, Any]:
         if _read(numbers).shape != like.shape:
             raise ValueError(f"{vector.id} has numbers of another shape for {name}")
     return described
+
+
+_FILE = sealed.SealedFile(NAME, ABOUT, entry, _whole)
+text, read = _FILE.text, _FILE.read
 
 
 def of(described: Mapping[str, Any]) -> MergeVector:
@@ -316,16 +305,16 @@ def answer_again(folder: Path, described: Mapping[str, Any]) -> None:
     made, where = entry(of(described)), f"{folder / NAME}, {described['id']}"
     for name in INPUTS:
         if made["inputs"][name] != described["inputs"][name]:
-            raise UsageError(f"{where}: {name} is not what is made for this id; {again(folder)}")
+            raise UsageError(f"{where}: {name} is not what is made for this id; {sealed.again(folder)}")
     for name in RESULTS:
         there, found = described["results"][name], made["results"][name]
         if there["expected"] != found["expected"]:
-            raise UsageError(f"{where}: {name} is not what the oracle gives; {again(folder)}")
+            raise UsageError(f"{where}: {name} is not what the oracle gives; {sealed.again(folder)}")
         allowed, bound = _read(there["allowed"]), _read(found["allowed"])
         some = np.isfinite(bound)
         step = 2 * UNIT_ROUNDOFF["bfloat16"] * bound[some]  # a bound may lie on the edge of rounding up
         if (np.isfinite(allowed) != some).any() or (np.abs(allowed[some] - bound[some]) > step).any():
-            raise UsageError(f"{where}: the error allowed in {name} is not what follows; {again(folder)}")
+            raise UsageError(f"{where}: the error allowed in {name} is not what follows; {sealed.again(folder)}")
 
 
 def _written(values: Array) -> Any:

@@ -15,7 +15,7 @@ from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import shards
 from ringverify.faults.ring import EVERYTHING
-from ringverify.reports.progress import HIDDEN
+from ringverify.reports.progress import Hidden
 from ringverify.scale import run as scale_run
 from ringverify.scale.numbers import Numbers
 from ringverify.scale.rank import _moved, rows_to_sample, sampled_worth
@@ -102,7 +102,7 @@ def test_the_bar_moves_with_what_rank_0_notes(tmp_path: Path) -> None:
     """And the work that is done is no more than there is."""
     steps: list[int] = []
 
-    class Noted(type(HIDDEN)):  # type: ignore[misc]
+    class Noted(Hidden):
         def step(self, done: int) -> None:
             steps.append(done)
             over.set()
