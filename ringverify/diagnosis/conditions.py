@@ -45,6 +45,7 @@ class Condition:
         about: names of the features that it looks at; it says the same of cases that are alike in them.
         meets: whether features meet it.
         said: False for what every case of interest meets, such as a length of two: it explains a run and is not news.
+        most: the largest number that meets it, of a condition that says "at most".
     """
 
     text: str
@@ -53,6 +54,7 @@ class Condition:
     about: tuple[str, ...]
     meets: Callable[[Features], bool]
     said: bool = True
+    most: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +146,19 @@ class Placed:
             for rank, held in enumerate(self.queries)
             for owner in np.flatnonzero(self.owners[:, :, held].any(axis=(0, 1, 2)))
         }
+
+    @functools.cached_property
+    def blocks(self) -> list[np.ndarray]:
+        """Which query of a rank attends which key of a rank, `(B, H, n, m)` as in `pairs`, for each two with tokens."""
+        sides = itertools.product(self.queries, self.keys)
+        return [self.pairs[:, :, rows][..., keys] for rows, keys in sides if len(rows) and len(keys)]
+
+    def elsewhere(self) -> bool:
+        """Whether a query attends keys, but none of its own rank."""
+        return any(
+            bool((self.owners[:, :, held].any(axis=-1) & ~self.owners[:, :, held, rank]).any())
+            for rank, held in enumerate(self.queries)
+        )
 
     def opposite(self) -> bool:
         """Whether queries attend keys that are half of the ranks away."""
@@ -267,6 +282,19 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: bool(((one.attended > 0) & (one.attended < one.p.nk)).any())),
     "opposite": ("a query with keys on the opposite rank, half of the ranks away", f"ranks+{MASKED}", 1.45,
         Placed.opposite),
+    "hidden_block": ("a block of keys that a mask hides from a whole rank", f"ranks+{MASKED}", 1.45,
+        lambda one: any(not block.any() for block in one.blocks)),
+    "cut_block": ("a block of keys that a mask hides from a rank in part", f"ranks+length+{MASKED}", 1.47,
+        lambda one: any(block.any() and not block.all() for block in one.blocks)),
+    "elsewhere": ("a query with keys on other ranks only", f"ranks+{MASKED}", 1.46, Placed.elsewhere),
+    "some_ranks": ("a query with keys on some ranks only", f"ranks+{MASKED}", 1.46,
+        lambda one: bool(
+            (one.owners.any(-1) & (one.owners.sum(-1) < sum(len(held) > 0 for held in one.keys))).any())),
+    "hidden_first": ("a query from which a mask hides the first key", MASKED, 1.48,
+        lambda one: one.p.nk > 0 and not one.pairs[..., 0].all()),
+    "hidden_last": ("a query from which a mask hides the last key", MASKED, 1.48,
+        lambda one: one.p.nk > 0 and not one.pairs[..., -1].all()),
+    "single": ("a query with a single key", f"length+{MASKED}", 1.4, lambda one: 1 in one.attended),
     "uneven": ("shards of different lengths", "even shards", 1.2, lambda one: len(one.lengths) > 1),
     "uneven_keys": ("ranks with different numbers of keys", "even shards", 1.22,
         lambda one: len({keys for _, keys in one.lengths}) > 1),
@@ -310,6 +338,9 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
 
 MASKS = ("causal", "window", "documents", "key_lengths", "dilation")
 """Constraints of which one may do instead of another."""
+
+HIDING = ("hidden", "hidden_block", "cut_block", "some_ranks", "hidden_first", "hidden_last")
+"""Statements about what masks hide, whichever these are."""
 
 ALTERNATIVES = (*MASKS, "softcap", "scale", "cross", "gqa")
 """Statements of which one may do instead of another."""
@@ -429,7 +460,7 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
     cases = list(seen)
     masks = sum((c.causal != "never", c.window, c.documents, c.key_lengths, bool(c.dilation)))
     # Where one kind of mask alone is declared, that one is named.
-    found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about != ("hidden",)]
+    found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about[0] not in HIDING]
     for name in CHOICES:
         for value in sorted({str(one[name]) for one in cases if name in one}):
             found += _choices(name, value)
@@ -502,9 +533,11 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
             single, many = (re.sub(r"^key(?! head)", "token", text) for text in (single, many))
         number = f"number of {many}"
 
-    def one_of(text: str, more: float, meets: Callable[[int], bool], *, said: bool = True) -> Condition:
+    def one_of(
+        text: str, more: float, meets: Callable[[int], bool], *, said: bool = True, most: int | None = None
+    ) -> Condition:
         return Condition(
-            text, frozenset({factor}), cost + more, (name,), lambda one: name in one and meets(int(one[name])), said
+            text, frozenset({factor}), cost + more, (name,), lambda one: name in one and meets(int(one[name])), said, most
         )
 
     def compared(words: str, n: int) -> str:
@@ -520,7 +553,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         said = bool(about) or not (n < 2 or (n == 2 and name in ("keys", "queries")))
         yield one_of(compared("at least", n), n / 1e4, functools.partial(operator.le, n), said=said)
     for n in numbers[:-1]:
-        yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n))
+        yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n), most=n)
     for n in numbers:
         yield one_of(compared("exactly", n), 0.75, functools.partial(operator.eq, n))
     if name in PARITY:

@@ -71,8 +71,20 @@ So two runs are enough to name a common condition; rare ones take three or four.
 INSTEAD = (*MASKS, "softcap", "scale", "cross lengths", "key heads")
 """Factors of which one may do instead of another that is needed."""
 
+WAYS = 5
+"""Variants of a mask that are tried instead of another one."""
+
 SIMPLER = ("values", "length", "dtype")
 """Factors that are varied in the smallest case too: in larger ones some row, or some key, shows a fault anyway."""
+
+HIDDEN = 5
+"""Seeds with which a case is run before it counts as passing, where one was seen to fail with some of its seeds only."""
+
+CHANCE = 3
+"""Cases that have to fail with some of their seeds only, before values are said to matter."""
+
+BEYOND = 2
+"""What is said to fail up to a size has to pass from this many times the size on."""
 
 SEEDS = 4
 """Seeds with which the smallest case is run where values matter: scores grow from hop to hop in some of them."""
@@ -166,7 +178,12 @@ def needs(
     explanation, complete = exploration.explained(shrunk_from, drawn)
     explanation = exploration.explained_by_scores(explanation)
     turning = exploration.unexplained(explanation)
-    certain = {factor: None for factor, n in turning.items() if n > 1}
+    if exploration.hiding:  # by chance they would be many, and none of them the reason
+        chance = exploration.hiding >= CHANCE and not any(map(scored, explanation))
+        certain = {"values": None} if chance else {}
+        explanation = [one for one in explanation if one.most is None]
+    else:
+        certain = {factor: None for factor, n in turning.items() if n > 1}
     tested = [
         one
         for one in explanation
@@ -179,6 +196,7 @@ def needs(
     requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     about = {*turning}.union(*(one.factors for one in explanation))
     failing = [one for one, failed in exploration.runs.items() if failed]
+    about |= _standing_in(failing, about)
     if len({one.problem.dtype in HALF for one in failing}) < len({dtype in HALF for dtype in capabilities.dtypes}):
         about.add("dtype")  # both widths have to fail where both are declared
     if exploration.varying.sizes[0] not in {one.world_size for one in failing}:
@@ -206,6 +224,18 @@ def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tupl
     return tuple(dict.fromkeys(found.values()))
 
 
+def _standing_in(failing: Sequence[Case], about: Collection[str]) -> set[str]:
+    """Return the masks that may do instead of those that matter, or instead of one another.
+
+    Args:
+        failing: cases that failed.
+        about: factors that matter.
+    """
+    present = [{name for name in MASKS if getattr(one.problem, name)} for one in failing]
+    others = [masks for masks in present if masks.isdisjoint(about)]
+    return set[str]().union(*others) if others and set() not in others else set()
+
+
 def _holding(condition: Condition, capabilities: Capabilities) -> Callable[[Case], bool]:
     return lambda case: meets(condition, case, capabilities)
 
@@ -229,6 +259,7 @@ class _Exploration:
         seen: whether each variant failed with its own seed.
         outcomes: by factor, whether its variants failed.
         turning: by a case that passed, the factor in which it differs from one that failed.
+        hiding: number of cases that were seen to fail with some of their seeds only.
         tried: number of runs.
     """
 
@@ -242,6 +273,8 @@ class _Exploration:
         self.turning: dict[Case, str] = {}
         self.tried = 0
         self._unknown: set[Case] = set()
+        self.hiding = 0
+        self._again: set[Case] = set()
         self._changed: set[tuple[Case, str]] = set()
         self._varied: set[tuple[Case, str]] = set()
 
@@ -255,23 +288,32 @@ class _Exploration:
             return self.runs[case]
         if case in self._unknown:
             return None
-        for one in (case, case.replace(seed=case.seed + 1)):
-            if self.tried >= MOST_RUNS or self.left() <= 0:
-                raise _Spent
-            found = self.fails(one)
-            self.tried += found is not None
-            if found is not None:
-                self.seen[one] = found
-            if found:
-                self.runs[one] = True
-                if one is not case:  # whether it is seen depends on the seed
-                    self.outcomes.setdefault("values", []).append(False)
-            if found or found is None or not expected:
-                break
+        found = self._run(case, 1 if not expected else HIDDEN if self.hiding else 2)
         if found is None:
             self._unknown.add(case)
         else:
             self.runs[case] = found
+        return found
+
+    def _run(self, case: Case, seeds: int) -> bool | None:
+        """Return whether a case fails with one of so many seeds, its own the first."""
+        found: bool | None = False
+        for more in range(seeds):
+            one = case.replace(seed=case.seed + more)
+            if one not in self.seen:
+                if self.tried >= MOST_RUNS or self.left() <= 0:
+                    raise _Spent
+                answer = self.fails(one)
+                if answer is None:
+                    return found if more else None
+                self.tried += 1
+                self.seen[one] = answer
+            if found := self.seen[one]:
+                self.runs[one] = True
+                if more:  # whether it is seen depends on the seed
+                    self.hiding += 1
+                    self.outcomes.setdefault("values", []).append(False)
+                break
         return found
 
     def explained(self, shrunk_from: Sequence[Case], drawn: Sequence[Case]) -> tuple[list[Condition], bool]:
@@ -354,6 +396,9 @@ class _Exploration:
                 case = self.varying.mixed(generous, other, kept)
                 if not self._foretold(generous, case, explanation):
                     explanation = self._told_apart(generous, pool)
+        about = {factor for one in explanation for factor in one.factors}
+        if not self._foretold(generous, self.varying.without(generous, set(MASKS) - about), explanation):
+            self._told_apart(generous, pool)
 
     def _told_apart(self, generous: Case, pool: Sequence[Case]) -> list[Condition]:
         """Run what tells explanations apart, and return the one that is left and that no other case refutes."""
@@ -362,9 +407,23 @@ class _Exploration:
             while (case := board.telling(self.runs, self._unknown)) is not None:
                 self.failed(case)
             explanation = board.explanation(self.runs)
+            if self.hiding and self._fails_again(explanation):
+                continue
             refuted = any(self._refuted(generous, one, explanation) for one in explanation)
             if not refuted and not self._repeated(explanation):
                 return explanation
+
+    def _fails_again(self, explanation: Sequence[Condition]) -> bool:
+        """Return whether a case fails with further seeds that passes though it meets all conditions."""
+        found = False
+        for case, failed in list(self.runs.items()):
+            if failed or case in self._again or not self._met(case, explanation):
+                continue
+            self._again.add(case)
+            if self._run(case, HIDDEN):
+                self.runs[case] = found = True
+                self.turning.pop(case, None)
+        return found
 
     def _bases(self, generous: Case, tried: Sequence[Case]) -> Iterator[Case]:
         """Yield cases that failed: first those with values that none before has, and least like the generous one."""
@@ -388,7 +447,7 @@ class _Exploration:
                 case
                 for factor in sorted(condition.factors & self.varying.factors.keys())
                 for case in self.varying.of(base, factor)
-                if not self._met(case, [condition]) and self._met(case, others)
+                if not self._met(case, [condition]) and self._met(case, others) and self._beyond(case, condition)
             ]
             if changed:
                 tried.append(base)
@@ -397,6 +456,11 @@ class _Exploration:
                 if self.failed(changed[len(tried) * (len(changed) - 1) // REFUTING], expected=False):
                     return True
         return False
+
+    def _beyond(self, case: Case, condition: Condition) -> bool:
+        """Return whether a case goes far beyond a limit, if the condition is one: near it, values may hide a fault."""
+        (name, *_), most = condition.about, condition.most
+        return most is None or int(features(case, self.varying.c)[name]) >= BEYOND * most
 
     def _repeated(self, explanation: Sequence[Condition]) -> bool:
         """Return whether other cases pass if they are changed as one was that no condition explains."""
@@ -505,8 +569,8 @@ class _Exploration:
             if needed in factors and False in self.outcomes[needed]:
                 for plain in self.varying.of(case, needed)[:1]:
                     for other in INSTEAD:
-                        # Two of key_lengths: one that shortens all batch entries, one that empties the last.
-                        variants = self.varying.of(plain, other)[: 1 + (other == "key_lengths")]
+                        # Masks may hide much or little: all keys of a rank, of a batch entry, or one.
+                        variants = self.varying.of(plain, other)[: WAYS if other in MASKS else 1]
                         for instead in variants if other != needed else ():
                             self.failed(instead, expected=False)
 

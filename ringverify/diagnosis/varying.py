@@ -114,7 +114,7 @@ class Varying:
             "heads": self._heads,
             "key heads": self._key_heads,
             "dims": self._dims,
-            "batch": lambda case: self._batches(case, (1, 2, 3)),
+            "batch": lambda case: self._batches(case, (1, 2, 3, 2 * case.problem.batch)),
             "dtype": lambda case: _each(case, "dtype", c.dtypes),
             "values": self._values,
             "strides": lambda case: _each(
@@ -179,6 +179,11 @@ class Varying:
                 return found[0] if found else None
         return None
 
+    def without(self, case: Case, factors: Collection[str]) -> Case | None:
+        """Return a case without some of its masks, all of them at once; `None` if that is not declared."""
+        absent = {name: False if name == "causal" else None for name in factors if getattr(case.problem, name)}
+        return next(iter(self._allowed(case, _with(case, **absent))), None)
+
     def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
         """Return what is declared of the variants, and leaves no rank empty unless the case does."""
         found: dict[Case, None] = {}
@@ -213,7 +218,7 @@ class Varying:
         p, size = case.problem, case.world_size
         unit = even_multiple(case.sharding, size) // size
         here = -(-max(p.nq, p.nk) // size)
-        tokens = [n for n in (unit, 4 * unit, here + unit, here - unit, 8 * unit, 2 * unit, 3 * unit) if n > 0]
+        tokens = [n for n in (unit, 4 * unit, here + unit, here - unit, 8 * unit, 2 * unit, 3 * unit, 2 * here, 3 * here) if n > 0]
         for of_all in (slice(0, 1), slice(1, 2)):  # even first
             for n in tokens:
                 yield from list(self._of_length(case, n))[of_all]
@@ -284,7 +289,7 @@ class Varying:
     def _heads(self, case: Case) -> Iterator[Case]:
         group = case.problem.group_size
         yield from _with(case, heads=1, key_heads=None)
-        for n in (1, 2, 3, 4, 5):
+        for n in (1, 2, 3, 4, 5, 2 * case.problem.hk, 3 * case.problem.hk):
             yield from _with(case, heads=n * group, key_heads=None if group == 1 else n)
 
     def _key_heads(self, case: Case) -> Iterator[Case]:
@@ -294,7 +299,7 @@ class Varying:
 
     def _dims(self, case: Case) -> Iterator[Case]:
         p = case.problem
-        dims = [8, 1, 16, 3, 4, 2, 5, 7, 9, 12, 17, p.head_dim + 1, *([p.head_dim - 1] if p.head_dim > 1 else [])]
+        dims = [8, 1, 16, 3, 4, 2, 5, 7, 9, 12, 17, p.head_dim + 1, 2 * p.head_dim, *([p.head_dim - 1] if p.head_dim > 1 else [])]
         if p.dv != p.head_dim:
             yield from _with(case, value_dim=None)
             yield from (one for dim in dims for one in _with(case, head_dim=dim, value_dim=p.dv))
