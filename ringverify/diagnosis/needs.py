@@ -276,6 +276,7 @@ class _Exploration:
         self.hiding = 0
         self._again: set[Case] = set()
         self._changed: set[tuple[Case, str]] = set()
+        self._unchanged: set[tuple[Case, str]] = set()
         self._varied: set[tuple[Case, str]] = set()
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
@@ -443,13 +444,17 @@ class _Exploration:
         for base in self._bases(generous, tried):
             if len(tried) >= REFUTING:
                 break
+            if (base, condition.text) in self._unchanged:
+                continue
             changed = [
                 case
                 for factor in sorted(condition.factors & self.varying.factors.keys())
                 for case in self.varying.of(base, factor)
                 if not self._met(case, [condition]) and self._met(case, others) and self._beyond(case, condition)
             ]
-            if changed:
+            if not changed:
+                self._unchanged.add((base, condition.text))
+            else:
                 tried.append(base)
                 self._changed.add((base, condition.text))
                 # The first, the last and some between: a limit may lie anywhere.

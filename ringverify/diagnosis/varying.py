@@ -126,11 +126,14 @@ class Varying:
             "pages": self._pages,
             "schedule": self._schedule,
         }
+        self._of: dict[tuple[Case, str], list[Case]] = {}
         self.growths = (self._longer, self._wider_world, self._plain, self._wider, self._more_heads, self._more_batch)
 
     def of(self, case: Case, factor: str) -> list[Case]:
         """Return the variants of a case in one factor, each once, without the case itself."""
-        return self._allowed(case, self.factors[factor](case))
+        if (case, factor) not in self._of:
+            self._of[case, factor] = self._allowed(case, self.factors[factor](case))
+        return list(self._of[case, factor])
 
     def grown(self, case: Case, growth: Callable[[Case], Iterator[Case]]) -> list[Case]:
         """Return ways to enlarge a case in one respect."""
