@@ -538,9 +538,10 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
     def one_of(
         text: str, more: float, meets: Callable[[int], bool], *, said: bool = True, most: int | None = None
     ) -> Condition:
-        return Condition(
-            text, frozenset({factor}), cost + more, (name,), lambda one: name in one and meets(int(one[name])), said, most
-        )
+        def holds(one: Features) -> bool:
+            return name in one and meets(int(one[name]))
+
+        return Condition(text, frozenset({factor}), cost + more, (name,), holds, said, most)
 
     def compared(words: str, n: int) -> str:
         if name in SIZES:

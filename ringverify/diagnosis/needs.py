@@ -22,7 +22,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case, sharding_names
 from ringverify.diagnosis.conditions import HALF, MASKS, Condition, Features, conditions, features
@@ -78,7 +78,7 @@ SIMPLER = ("values", "length", "dtype")
 """Factors that are varied in the smallest case too: in larger ones some row, or some key, shows a fault anyway."""
 
 HIDDEN = 5
-"""Seeds with which a case is run before it counts as passing, where one was seen to fail with some of its seeds only."""
+"""Seeds with which a case is run before it counts as passing, where some were seen to fail with certain seeds only."""
 
 CHANCE = 3
 """Cases that have to fail with some of their seeds only, before values are said to matter."""
@@ -272,6 +272,7 @@ class _Exploration:
         self.outcomes: dict[str, list[bool]] = {}
         self.turning: dict[Case, str] = {}
         self.tried = 0
+        self._board = _Board(varying.c)
         self._unknown: set[Case] = set()
         self.hiding = 0
         self._again: set[Case] = set()
@@ -333,8 +334,8 @@ class _Exploration:
                 self._one_at_a_time(generous, some)
                 self._held_against(generous, others[MIXED:], self._pool(generous, some))
         except _Spent:
-            return self._board().explanation(self.runs), False
-        return self._board().explanation(self.runs), True
+            return self._explanation(), False
+        return self._explanation(), True
 
     def explained_by_scores(self, explanation: list[Condition]) -> list[Condition]:
         """Return the conditions that explain the runs if they may be about scores too, where values matter."""
@@ -354,7 +355,9 @@ class _Exploration:
 
     def _scored(self) -> list[Condition]:
         """Return the conditions that explain the runs, each with its own values, if they may be about scores."""
-        return _Board([*self.seen], self.varying.c, scored=True).explanation(self.seen)
+        board = _Board(self.varying.c, scored=True)
+        board.add(self.seen)
+        return board.explanation(self.seen)
 
     def _limit(self, name: str, sign: int) -> None:
         """Run the smallest case with a lowest, or highest, score ever nearer to where it begins to fail."""
@@ -385,8 +388,10 @@ class _Exploration:
             and self._met(case, explanation)
         )
 
-    def _board(self, pool: Sequence[Case] = ()) -> _Board:
-        return _Board([*self.runs, *pool], self.varying.c)
+    def _explanation(self) -> list[Condition]:
+        """Return the conditions that explain the runs."""
+        self._board.add(self.runs)
+        return self._board.explanation(self.runs)
 
     def _held_against(self, generous: Case, others: Sequence[Case], pool: list[Case]) -> None:
         """Run what tells explanations apart, then mixed cases, until these are foretold."""
@@ -404,10 +409,10 @@ class _Exploration:
     def _told_apart(self, generous: Case, pool: Sequence[Case]) -> list[Condition]:
         """Run what tells explanations apart, and return the one that is left and that no other case refutes."""
         while True:
-            board = self._board(pool)
-            while (case := board.telling(self.runs, self._unknown)) is not None:
+            self._board.add([*self.runs, *pool])
+            while (case := self._board.telling(self.runs, self._unknown)) is not None:
                 self.failed(case)
-            explanation = board.explanation(self.runs)
+            explanation = self._board.explanation(self.runs)
             if self.hiding and self._fails_again(explanation):
                 continue
             refuted = any(self._refuted(generous, one, explanation) for one in explanation)
@@ -598,46 +603,59 @@ class _Exploration:
         return list(dict.fromkeys(found))
 
 
-class _Columns(dict[str, list[object]]):
-    """Features of cases by their names; `None` for a case that lacks one."""
-
-    def __init__(self, seen: Sequence[Features]) -> None:
-        self._seen = seen
-
-    def __missing__(self, name: str) -> list[object]:
-        self[name] = [one.get(name) for one in self._seen]
-        return self[name]
-
-
 class _Board:
     """Conditions held against cases; sets of cases are bits of an integer.
 
     Args:
-        cases: cases that were run, and cases that could be.
         capabilities: what the implementation declares.
         scored: whether conditions may be about scores.
+
+    Attributes:
+        cases: cases that were run, and cases that could be.
     """
 
-    def __init__(self, cases: Sequence[Case], capabilities: Capabilities, *, scored: bool = False) -> None:
-        self.cases = list(dict.fromkeys(cases))
-        seen = [features(case, capabilities) for case in self.cases]
-        if scored:
-            seen = [one | of_scores(case, capabilities) for one, case in zip(seen, self.cases, strict=True)]
-        bits = [1 << place for place in range(len(seen))]
-        columns = _Columns(seen)
-        alike: dict[tuple[str, ...], dict[tuple[object, ...], int]] = {}
-        self._met: list[tuple[Condition, int]] = []
-        of_both = [*conditions(seen, capabilities), *(conditions_on_scores(seen) if scored else ())]
-        for condition in of_both:
-            if (groups := alike.get(condition.about)) is None:
-                groups = alike[condition.about] = {}
-                for values, bit in zip(zip(*map(columns.__getitem__, condition.about), strict=True), bits, strict=True):
-                    groups[values] = groups.get(values, 0) | bit
-            met = 0
-            for group in groups.values():
-                if condition.meets(seen[group.bit_length() - 1]):
-                    met |= group
-            self._met.append((condition, met))
+    def __init__(self, capabilities: Capabilities, *, scored: bool = False) -> None:
+        self.cases: list[Case] = []
+        self._capabilities, self._scored = capabilities, scored
+        self._known: set[Case] = set()
+        self._seen: list[Features] = []
+        self._met: dict[tuple[str, tuple[str, ...]], tuple[Condition, int]] = {}
+
+    def add(self, cases: Iterable[Case]) -> None:
+        """Hold the conditions against further cases; those that are known already are left out."""
+        new = [case for case in dict.fromkeys(cases) if case not in self._known]
+        if not new:
+            return
+        first = len(self.cases)
+        self.cases += new
+        self._known.update(new)
+        for case in new:
+            of_scores_too = of_scores(case, self._capabilities) if self._scored else {}
+            self._seen.append(features(case, self._capabilities) | of_scores_too)
+        of_both = [
+            *conditions(self._seen, self._capabilities),
+            *(conditions_on_scores(self._seen) if self._scored else ()),
+        ]
+        alike: dict[tuple[tuple[str, ...], int], list[tuple[Features, int]]] = {}
+        before = self._met
+        self._met = {}
+        for condition in of_both:  # their numbers are those of all cases: some are new
+            key = (condition.text, condition.about)
+            met, since = (before[key][1], first) if key in before else (0, 0)
+            if (groups := alike.get((condition.about, since))) is None:
+                groups = alike[condition.about, since] = self._groups(condition.about, since)
+            for one, bits in groups:
+                if condition.meets(one):
+                    met |= bits
+            self._met[key] = (condition, met)
+
+    def _groups(self, about: tuple[str, ...], since: int) -> list[tuple[Features, int]]:
+        """Return cases that are alike in some features, one of each kind, and the bits of all of its kind."""
+        found: dict[tuple[object, ...], tuple[Features, int]] = {}
+        for place, one in enumerate(self._seen[since:], since):
+            values = tuple(map(one.get, about))
+            found[values] = (one, found[values][1] | 1 << place if values in found else 1 << place)
+        return list(found.values())
 
     def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
         """Return the cheapest conditions that all runs that failed meet, and runs that passed do not."""
@@ -673,7 +691,7 @@ class _Board:
         """Return the conditions that all runs that failed meet, and the runs that passed."""
         failed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is True)
         passed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is False)
-        return [(condition, met) for condition, met in self._met if met & failed == failed], passed
+        return [(condition, met) for condition, met in self._met.values() if met & failed == failed], passed
 
     @staticmethod
     def _cheapest(

@@ -221,7 +221,8 @@ class Varying:
         p, size = case.problem, case.world_size
         unit = even_multiple(case.sharding, size) // size
         here = -(-max(p.nq, p.nk) // size)
-        tokens = [n for n in (unit, 4 * unit, here + unit, here - unit, 8 * unit, 2 * unit, 3 * unit, 2 * here, 3 * here) if n > 0]
+        of_unit = (unit, 4 * unit, here + unit, here - unit, 8 * unit, 2 * unit, 3 * unit)
+        tokens = [n for n in (*of_unit, 2 * here, 3 * here) if n > 0]
         for of_all in (slice(0, 1), slice(1, 2)):  # even first
             for n in tokens:
                 yield from list(self._of_length(case, n))[of_all]
@@ -302,7 +303,8 @@ class Varying:
 
     def _dims(self, case: Case) -> Iterator[Case]:
         p = case.problem
-        dims = [8, 1, 16, 3, 4, 2, 5, 7, 9, 12, 17, p.head_dim + 1, 2 * p.head_dim, *([p.head_dim - 1] if p.head_dim > 1 else [])]
+        dims = [8, 1, 16, 3, 4, 2, 5, 7, 9, 12, 17, p.head_dim + 1, 2 * p.head_dim, p.head_dim - 1]
+        dims = [dim for dim in dims if dim]
         if p.dv != p.head_dim:
             yield from _with(case, value_dim=None)
             yield from (one for dim in dims for one in _with(case, head_dim=dim, value_dim=p.dv))
