@@ -30,6 +30,7 @@ from ringverify.errors import Inconclusive
 from ringverify.events import Hint, Needed
 from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.property import Judgement, Property, Violation
+from ringverify.properties.uninitialised import UNINITIALISED
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ HUNG_DEADLINE = 1.0
 
 HUNG_SHRINKING = 1.0
 """Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
+
+UNWRITTEN = "memory of torch.empty is used before it is written: the result is what happens to lie there"
+"""The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
 
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
@@ -282,15 +286,17 @@ def _accounted_for(
         alone: the case fails in a fresh process, without others before it.
     """
     case, violation, hangs = shown.case, shown.violation, _hangs(found)
-    # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
-    steady = shown.repeats and not shown.after
-    ended = violation.kind == "died" and runner.world.name == "external"  # which is no matter of what it keeps
-    state = of_state(tuple(differing(case, shown.after[0]))) if shown.after and not ended else None
-    place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
-    diagnosis, declaration, needs = Diagnosis(), None, None
 
     def simulated() -> Runner | None:
         return runner if runner.world.name == "simulated" else watched()
+
+    # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
+    steady = shown.repeats and not shown.after
+    ended = violation.kind == "died" and runner.world.name == "external"  # which is no matter of what it keeps
+    unwritten = not steady and not ended and _reads_unwritten(case, simulated())
+    state = of_state(tuple(differing(case, shown.after[0]))) if shown.after and not ended and not unwritten else None
+    place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
+    diagnosis, declaration, needs = Diagnosis(), None, None
 
     if alone and late is not None and (not hangs or runner.world.name == "simulated"):
 
@@ -326,7 +332,9 @@ def _accounted_for(
             hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
         hints = hints or attempt(mishaps, "looking for hints", around, [])
     told = None if needs is None else needs.told()
-    if state is not None:
+    if unwritten:
+        diagnosis = Diagnosis(UNWRITTEN)
+    elif state is not None:
         told, diagnosis = Needed(requires=(state[0],), irrelevant=(), complete=True), Diagnosis(state[1])
     elif diagnosis.text is None and late is not None:
         conduct = attempt(
@@ -358,6 +366,15 @@ def _of_conduct(
     if beside is not None and beside.violation is not None and beside.violation.reason == ("hazard", "wrong_group"):
         return beside.violation.cause
     return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.requires)
+
+
+def _reads_unwritten(case: Case, there: Runner | None) -> bool:
+    """Return whether a case that fails at times only is wrong whenever new memory holds NaN."""
+    if there is None or not UNINITIALISED.applies(case, there.capabilities):
+        return False
+    there.world.close()  # nothing that an earlier case left
+    seen = judged_if_possible(UNINITIALISED, case, there)
+    return seen is not None and seen.violation is not None and seen.violation.failure is None
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

@@ -162,3 +162,16 @@ def test_state_of_calls_that_differ_in_more_is_not_laid_to_one_of_these():
     assert of_state(("window", "seed"))[0] == "an earlier call in the same process"
     assert of_state(("seed", "values"))[0].endswith("differs in the input values alone")
     assert of_state(())[0].endswith("with the same arguments")
+
+
+@pytest.mark.parametrize("unwritten", [True, False])
+def test_unwritten_memory_is_no_state(unwritten):
+    """What lies in new memory is mostly what an earlier call left there: filled with NaN, it is wrong by itself."""
+
+    def attend(q, k, v, call):
+        out = plain(q, k, v, call)
+        return out + (torch.empty_like(out) if unwritten else torch.zeros_like(out)).clamp(0, 0)
+
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
+    assert finishing._reads_unwritten(Case(problem=Problem(query_length=4), world_size=2), runner) == unwritten
+    assert not finishing._reads_unwritten(Case(problem=Problem(query_length=4), world_size=2), None)
