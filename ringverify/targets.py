@@ -118,7 +118,9 @@ def located(target: str) -> tuple[str, str | None]:
     if not separator and _is_module(location):
         module_name = location
     elif not separator or not module_name or not attribute or location.startswith(environments.PEER):
-        close = difflib.get_close_matches(target, (*BUILT_IN, *MERGES, *environments.ELSEWHERE), n=1)
+        module, dot, name = location.rpartition(".")
+        dotted = [f"{module}:{name}"] if dot and name and _is_module(module) else []
+        close = difflib.get_close_matches(target, (*BUILT_IN, *MERGES, *environments.ELSEWHERE), n=1) or dotted
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(
             f"unknown target {target!r}: expected a built-in name (ringverify list implementations), "

@@ -178,9 +178,12 @@ def _smallest(
         alone = afresh.violation is not None and not after
         judgement = afresh if afresh.violation is not None else judgement
     assert judgement.violation is not None
+    violation = judgement.violation
+    if _hangs(found) and case != found.case:
+        violation = dataclasses.replace(violation, summary=f"{violation.summary} ({_waited(runner)})")
     counterexample = Counterexample(
         case=case,
-        violation=judgement.violation,
+        violation=violation,
         digest=judgement.digest,
         first=found.case,
         tried=0 if shrunk is None else shrunk.tried,
@@ -200,6 +203,11 @@ def _smallest(
 
 def _hangs(found: Found) -> bool:
     return found.judgement.violation is not None and found.judgement.violation.kind == "deadline"
+
+
+def _waited(runner: Runner) -> str:
+    """Return how long the case found first was waited for: the smaller ones have a shorter deadline."""
+    return f"the case it was shrunk from, after {runner.deadline:g} s"
 
 
 def _shrunk(

@@ -18,6 +18,7 @@ WRONG_USAGE = {
     "unknown command": (["chek", "ring"], ["'chek'", "'check'", "--help"]),
     "unknown option": (["check", "ring", "--speed", "9"], ["--speed 9", "--help"]),
     "unknown target": (["check", "rng"], ["'rng'", "did you mean 'ring'?"]),
+    "a dot for the colon": (["check", "ringverify.ring.attend"], ["did you mean 'ringverify.ring:attend'?"]),
     "unknown peer": (["check", "peer:flash"], ["'peer:flash'", "a built-in name (ringverify list implementations)"]),
     "module that is not there": (["check", "no_such_module:attend"], ["'no_such_module'", "PYTHONPATH"]),
     "submodule that is not there": (["check", "json.no_such:attend"], ["'json.no_such'", "PYTHONPATH"]),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 
 import hazardous
 import pytest
@@ -175,3 +176,19 @@ def test_unwritten_memory_is_no_state(unwritten):
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
     assert finishing._reads_unwritten(Case(problem=Problem(query_length=4), world_size=2), runner) == unwritten
     assert not finishing._reads_unwritten(Case(problem=Problem(query_length=4), world_size=2), None)
+
+
+def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):
+    """Smaller cases are waited for less long."""
+    monkeypatch.setattr(finishing, "HUNG_DEADLINE", 0.2)
+
+    def attend(q, k, v, call):
+        while q.size(2) > 1:
+            time.sleep(0.01)
+        return plain(q, k, v, call)
+
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld(), deadline=0.5)
+    found = hunt(FORWARD, runner, examples=20, seed=0, progress=lambda done: None).counterexample
+    assert found.case != found.first
+    assert found.violation.summary.startswith("after 0.2 s rank 0 had not returned: ")
+    assert found.violation.summary.endswith(" (the case it was shrunk from, after 0.5 s)")
