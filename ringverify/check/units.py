@@ -21,6 +21,7 @@ from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-def
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
+import cloudpickle
 import torch
 
 from ringverify.cases.case import Case
@@ -35,7 +36,6 @@ from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Found
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.faults.ring import STEPS
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Judgement, Property
@@ -170,13 +170,12 @@ class JudgedCase:
         return self.judgement is None or (violation is not None and violation.kind != REFUSED)
 
 
-def _as_listed(hypothesis: Hypothesis) -> tuple[Callable[[int | None], Hypothesis], tuple[int | None]]:
-    """Reduce a hypothesis, which holds functions, to its place in the catalogue; one made for a case has none."""
-    return _listed, (next((place for place, one in enumerate(HYPOTHESES) if one is hypothesis), None),)
-
-
-def _listed(place: int | None) -> Hypothesis:
-    return Hypothesis("a fault of one case", STEPS) if place is None else HYPOTHESES[place]
+def _as_listed(hypothesis: Hypothesis) -> tuple[Callable[[Any], Hypothesis], tuple[Any]]:
+    """Reduce a hypothesis, which holds functions, to its place in the catalogue; one made for a case goes by value."""
+    for place, one in enumerate(HYPOTHESES):
+        if one is hypothesis:
+            return HYPOTHESES.__getitem__, (place,)
+    return cloudpickle.loads, (cloudpickle.dumps(hypothesis),)
 
 
 def _by_id(property: Property) -> tuple[Callable[[str], Property], tuple[str]]:
