@@ -1,4 +1,4 @@
-"""`python -m ringverify.lab.protocol_cost`: the processor time of a program's case besides that inside its implementation.
+"""`python -m ringverify.lab.protocol_cost`: the processor time of a program's case, besides that of its implementation.
 
 The numpy worker that `ringverify worker --write` writes gets one case again and again: 16 tokens on 4 ranks, gradients
 included. Processor time is that of both sides, without the start of the worker and its first case; on a machine that
@@ -26,7 +26,7 @@ TIMES = 200
 
 def main() -> None:
     """Measure, and print the result."""
-    print(f"{1e3 * cost(TIMES):.1f} ms of processor time a case, besides that inside the implementation: {CASE.describe()}")
+    print(f"{1e3 * cost(TIMES):.1f} ms of processor time a case, besides that of the implementation: {CASE.describe()}")
 
 
 def cost(times: int) -> float:
