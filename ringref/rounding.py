@@ -522,6 +522,15 @@ def allowed_by_a_cause(allowed: Array, exact: Array, numbers: Array) -> Array:
     return np.where(np.isfinite(exact), grown, float(allowed[np.isfinite(allowed)].max(initial=0.0)))
 
 
+def rounding_of_wrong(error: float, pipeline: Pipeline) -> float:
+    """Return how far a result that is wrong by `error` may round, besides what a right one may.
+
+    No bound is known, for what was computed is not: a sum over keys that a mask should have excluded has terms of its
+    own. Its rounding is in proportion to its size, and more than the share of it that shows for certain is no rounding.
+    """
+    return (visible_share(pipeline.sums) + 2 * UNIT_ROUNDOFF[pipeline.dtype]) * error
+
+
 def witness_bound(dtype: DtypeName, terms: int) -> float:
     """Relative difference allowed between two computations of `terms` roundings each: 2 gamma_terms.
 

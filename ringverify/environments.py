@@ -74,7 +74,14 @@ PACKAGES = (
     PublishedPackage("natten", "0.21.7", "MIT"),
     PublishedPackage("ringattention", "0.1.2", "Apache-2.0", (("ringattention", ()),)),
     PublishedPackage(
-        "tokamax", "0.0.12", "Apache-2.0", (("tokamax-ring", ("default",)), ("tokamax-ring-natural", ("natural",)))
+        "tokamax",
+        "0.0.12",
+        "Apache-2.0",
+        (
+            ("tokamax-ring", ("default",)),
+            ("tokamax-ring-natural", ("natural",)),
+            ("tokamax-ring-as-tested", ("as-tested",)),
+        ),
     ),
     PublishedPackage(
         "cache-dit",

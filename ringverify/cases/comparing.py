@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringref.attention import Answer, attention
-from ringref.rounding import Allowed, Pipeline, allowed_error, margins
+from ringref.rounding import Allowed, Pipeline, allowed_error, margins, rounding_of_wrong
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.running import Observation, shards
@@ -136,6 +137,47 @@ def allowed_between(one: Allowed, other: Allowed) -> Allowed:
     pairs = [(getattr(one, name), getattr(other, name)) for name in GRADIENTS]
     gradients = (None if a is None or b is None else a + b for a, b in pairs)
     return Allowed(one.out + other.out, one.lse + other.lse, *gradients)
+
+
+def other_run(
+    one: Mapping[TensorName, Array],
+    other: Mapping[TensorName, Array],
+    truth: Answer,
+    bound: Allowed,
+    pipeline: Pipeline,
+) -> Right:
+    """Return a run's results as those to compare another run's with, where both may be wrong alike.
+
+    What both are off by rounds too, by more than the right answer may: the largest such error of any result counts,
+    for a gradient whose terms cancel tells little of their sizes.
+
+    Args:
+        one: global results of the run that is compared.
+        other: those that it is compared with, by the same names.
+        truth: the oracle's answer to both.
+        bound: the difference allowed between right results.
+        pipeline: the arithmetic of both.
+    """
+    alike = 0.0
+    for name, exact, limit in _known(truth, bound, one):
+        with np.errstate(invalid="ignore"):  # lse of an empty row
+            common = np.minimum(np.abs(one[name] - exact), np.abs(other[name] - exact))
+        alike = max(alike, float(common[np.isfinite(common) & (common > limit)].max(initial=0.0)))
+    if alike:
+        more = rounding_of_wrong(alike, pipeline)
+        grown = {str(name): limit + more for name, _, limit in _known(truth, bound, one)}
+        bound = dataclasses.replace(bound, **grown)
+    return Right(bound, **{str(name): result for name, result in other.items()})
+
+
+def _known(truth: Answer, bound: Allowed, names: Iterable[TensorName]) -> Iterator[tuple[TensorName, Array, Array]]:
+    """Yield the name of each result that has exact values, these, and its bounds, in the shapes of `gathered`."""
+    for name in names:
+        exact, limit = getattr(truth, name), getattr(bound, name)
+        if exact is not None and name == "dsinks":
+            exact, limit = (x.sum(axis=1, keepdims=True) for x in (exact, limit))
+        if exact is not None:
+            yield name, exact, limit
 
 
 def worst(

@@ -15,9 +15,18 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from ringref.rounding import margins
+from ringref.rounding import margins, rounding_of_wrong
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import Right, allowed, allowed_between, allowed_on, gathered, pipeline_of, worst
+from ringverify.cases.comparing import (
+    allowed,
+    allowed_between,
+    allowed_on,
+    answer,
+    gathered,
+    other_run,
+    pipeline_of,
+    worst,
+)
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
@@ -76,12 +85,18 @@ def _not_linear(plain: Observation, scaled: Observation, factor: int) -> Violati
 
 def _not_adjoint(case: Case, runner: Runner, plain: Observation) -> tuple[float, Violation | None]:
     """Compare the sum of dout * out with the sum of dv * v, within what the errors allowed in out and dv add up to."""
-    c, inputs = runner.capabilities, make_inputs(case)
-    bound = allowed(case, pipeline_of(case, c, plain))
-    assert bound.dv is not None
-    left = float((inputs.dout * gathered(case, c, plain, "out")).sum())
-    right = float((inputs.v * gathered(case, c, plain, "dv")).sum())
-    limit = float((np.abs(inputs.dout) * bound.out).sum() + (np.abs(inputs.v) * bound.dv).sum())
+    c, inputs, truth = runner.capabilities, make_inputs(case), answer(case)
+    pipeline = pipeline_of(case, c, plain)
+    bound = allowed(case, pipeline)
+    out, dv = (gathered(case, c, plain, name) for name in ("out", "dv"))
+    left, right, limit = float((inputs.dout * out).sum()), float((inputs.v * dv).sum()), 0.0
+    for weight, actual, exact, errors in ((inputs.dout, out, truth.out, bound.out), (inputs.v, dv, truth.dv, bound.dv)):
+        assert exact is not None
+        assert errors is not None
+        wrong = np.abs(actual - exact)
+        finite = np.isfinite(wrong) & (wrong > errors)
+        limit += float((np.abs(weight) * errors).sum())
+        limit += rounding_of_wrong(float((np.abs(weight)[finite] * wrong[finite]).sum()), pipeline)
     margin = float(margins(np.array(left), np.array(right), np.array(limit), "float64"))
     if margin <= 1:
         return margin, None
@@ -96,11 +111,13 @@ def _not_shifted(
     c, p = runner.capabilities, case.problem
     pipeline = pipeline_of(case, c, plain)
     names = all_tensors(c, gradients=False)
-    expected = {name: gathered(case, c, plain, name) for name in names}
+    results, expected = ({name: gathered(case, c, seen, name) for name in names} for seen in (shifted, plain))
+    truth, shift = answer(case), p.scale_value * (moved.q @ step).transpose(0, 2, 1)
     if c.lse:
-        expected["lse"] += p.scale_value * (moved.q @ step).transpose(0, 2, 1)
+        expected["lse"] += shift
     bound = allowed_between(allowed(case, pipeline), allowed_on(case, moved, pipeline))
-    margin, finding = worst(case, c, shifted, names, Right(bound, **expected))
+    right = other_run(results, expected, dataclasses.replace(truth, lse=truth.lse + shift), bound, pipeline)
+    margin, finding = worst(case, c, shifted, names, right)
     if finding is None:
         return margin, None
     should = "move by scale * 0.5 * sum(q)" if finding.tensor == "lse" else "stay the same"

@@ -15,7 +15,16 @@ from __future__ import annotations
 import dataclasses
 
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import GRADIENTS, Right, allowed, allowed_between, gathered, pipeline_of, worst
+from ringverify.cases.comparing import (
+    GRADIENTS,
+    allowed,
+    allowed_between,
+    answer,
+    gathered,
+    other_run,
+    pipeline_of,
+    worst,
+)
 from ringverify.cases.reentering import second_of
 from ringverify.cases.running import GradMode, Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
@@ -61,14 +70,16 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     training = runner.run(case, gradients=c.gradients)
     if (judgement := failed(training)) is not None:
         return judgement
-    bound = allowed(case, pipeline_of(case, c, training))
+    pipeline = pipeline_of(case, c, training)
+    bound = allowed(case, pipeline)
     whole = {name: gathered(case, c, training, name) for name in all_tensors(c)}
-    right = Right(allowed_between(bound, bound), **whole)
     largest = 0.0
     for how, some, seen in calls:
         if some and (violation := _unasked(how, some, seen)) is not None:
             return Judgement(largest, violation, training.digest)
         names = (*all_tensors(c, gradients=False), *(name for name in GRADIENTS if _input_of(name) in some))
+        results = {name: gathered(case, c, seen, name) for name in names}
+        right = other_run(results, whole, answer(case), allowed_between(bound, bound), pipeline)
         margin, finding = worst(case, c, seen, names, right)
         largest = max(largest, margin)
         if finding is not None:

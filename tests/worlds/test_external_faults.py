@@ -54,6 +54,7 @@ MATRIX = {
     "hangs": fails("had not answered", hangs=True),
     "exits_well": fails("the program ended with exit code 0"),
     "exits": fails("the program ended with exit code 3"),
+    "exits_when_asked_twice": fails("the program ended with exit code 3"),
     "aborts": fails("the program was ended by signal SIGABRT"),
     # The kernel ends by SIGKILL whom it picks when memory runs out, so nothing was learned.
     "is_killed": unknown("was ended by signal SIGKILL"),
@@ -96,6 +97,10 @@ MATRIX = {
     "leaves_children": harmless(),
     "leaves_files": harmless(),
     "exits_afterwards": harmless(),
+    # What it answered may be right, and no case has made it end, so that nobody's attention is accused.
+    "exits_badly_afterwards": unknown("the program ended with exit code 1 after its answer, unasked: end with exit"),
+    "exits_badly_a_while_afterwards": unknown("the program ended with exit code 3 after its answer, unasked"),
+    "aborts_afterwards": unknown("the program was ended by signal SIGABRT after its answer, unasked"),
     "ignores_bye": harmless(),
 }
 

@@ -3,8 +3,9 @@
 It is called as its own test does: sharded by `manual_sharding_spec` under `shard_map`, heads first, a batch by `vmap`,
 queries scaled by the caller. The mask is an array, which the signature takes; documents are `SegmentIds`, with their
 ends at both ends of the sequence. `ring` has the config that `config=None` stands for, but for `interpret=True`;
-`ring-natural` sets `use_base2_exp=False` too, as the package's own test does. Head dimension and local shard are at
-least a block of the default config, 128. The signature takes sinks and refuses them, so they are not declared.
+`ring-natural` sets `use_base2_exp=False` too, as the package's own test does; `ring-as-tested` does, and is held to the
+masks of that test alone, full and causal, with and without documents. Head dimension and local shard are at least a
+block of the default config, 128. The signature takes sinks and refuses them, so they are not declared.
 """
 
 import dataclasses
@@ -25,22 +26,23 @@ from jax.sharding import Mesh, PartitionSpec
 from tokamax._src.ops.experimental.tpu.splash_attention import base, ring_attention_kernel, splash_attention_kernel
 
 CONFIG = dataclasses.replace(splash_attention_kernel.SplashConfig.get_default(), interpret=True)
-CONFIGS = {"default": CONFIG, "natural": dataclasses.replace(CONFIG, use_base2_exp=False)}
 WAY = sys.argv[1]
+if WAY != "default":
+    CONFIG = dataclasses.replace(CONFIG, use_base2_exp=False)
 COMPILED = {}
 """Functions that were compiled, by number of devices and what is fixed in the kernel."""
 
-worker.NAME = "peer:tokamax-ring" if WAY == "default" else "peer:tokamax-ring-natural"
+worker.NAME = "peer:tokamax-ring" if WAY == "default" else f"peer:tokamax-ring-{WAY}"
 worker.VERSIONS |= {"tokamax": version("tokamax")}
-worker.CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32"], "causal": "both", "window": True, "scale": True}
-worker.CAPABILITIES |= {"documents": True, "softcap": True, "gqa": True, "world_sizes": [1, 2, 4]}
-worker.CAPABILITIES |= {"length_multiple": 128, "head_dims": [128], "shapes": "compiled"}
+worker.CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32"], "causal": "both", "scale": True}
+worker.CAPABILITIES |= {"window": WAY != "as-tested", "documents": True, "softcap": True, "gqa": True}
+worker.CAPABILITIES |= {"world_sizes": [1, 2, 4], "length_multiple": 128, "head_dims": [128], "shapes": "compiled"}
 
 
 def attend(case, q, k, v):
     """Return out of all positions."""
     problem, size, n = case["problem"], case["world_size"], q.shape[1]
-    config = dataclasses.replace(CONFIGS[WAY], attn_logits_soft_cap=problem["softcap"])
+    config = dataclasses.replace(CONFIG, attn_logits_soft_cap=problem["softcap"])
     left, right = (n if side is None else side for side in problem["window"] or (None, None))
     ahead = np.arange(n)[None, :] - np.arange(n)[:, None]
     mask = (-left <= ahead) & (ahead <= (0 if problem["causal"] else right))

@@ -187,6 +187,16 @@ class ProgramProcess:
         self.has_answered = True
         return said, after
 
+    def ended_within(self, seconds: float) -> Ended | None:
+        """Wait for the program to end unasked; return how it ended, or `None` if it goes on."""
+        try:
+            self._exchange(b"", seconds, until_end=True)
+        except Ended as ended:
+            return ended
+        except TooLong:
+            return None
+        raise AssertionError("only an end or the deadline ends this exchange")
+
     def end(self, *, kindly: bool) -> None:
         """End the program and all processes that it has started, and remove its folder; `kindly`, after a `bye`."""
         if kindly:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ringverify.worlds.external.messages import Breach, CaseMessage, Error, Result, Unsupported
-from ringverify.worlds.external.process import Ended, ProgramProcess, TooLong, command_of
+from ringverify.worlds.external.process import BYE_SECONDS, Ended, ProgramProcess, TooLong, command_of
 from ringverify.worlds.limits import limit_in, limit_of, sentence
 from ringverify.worlds.raising import Charge, raising_of
 from ringverify.worlds.world import Failure, Load, LoadTooLong, Run, World, WorldRequest, WorldUnavailable
 
+STAY = "end with exit code 0 to answer one case in each process, or read on until bye"
 PLAIN = "it has to be a plain file, no link, folder or pipe"
 
 
@@ -54,7 +55,7 @@ class ExternalWorld(World):
 
     The program is named by the target to load, `program: COMMAND`. It is started once, answers one case after the
     other, and is started anew after it has ended or has let a deadline pass; starting does not count towards that. To
-    end with exit code 0 after an answer is no failure.
+    end with exit code 0 after an answer is no failure; to end so with another one, unasked, says nothing of a case.
     What `run` calls a program is here called in this process, and returns the `Question` to ask; `run` raises
     `CaseRefused` where the program does not run such a case.
 
@@ -67,6 +68,7 @@ class ExternalWorld(World):
     def __init__(self, heard: Callable[[int, bytes], None] | None = None) -> None:
         self._heard = None if heard is None else lambda piece: heard(0, piece)
         self._running: dict[str, ProgramProcess] = {}
+        self._staying: set[str] = set()
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end_all, self._running)
 
@@ -101,7 +103,27 @@ class ExternalWorld(World):
             self._running.pop(load.what).end(kindly=False)
             if had_answered and failure.exit_code == 0:
                 return self._tried(load, question, deadline)
+            if had_answered and failure.kind == "died":
+                self._hold_to_staying(load, question, deadline)
         return results, failure, worker.printed
+
+    def _hold_to_staying(self, load: Load, question: Question, deadline: float) -> None:
+        """Raise if the program ends after an answer though nothing more is asked: then no case has made it end.
+
+        Asked in a new process, once for each program that stays.
+        """
+        if load.what in self._staying:
+            return
+        worker = self._worker(load)
+        with self._ending_what_fails(load.what):
+            _, failure = _asked(worker, question, deadline)
+            ended = worker.ended_within(BYE_SECONDS) if failure is None else None
+            if ended is not None:
+                raise WorldUnavailable(f"the program {ended} after its answer, unasked: {STAY}", worker.printed)
+        if failure is None:
+            self._staying.add(load.what)
+        elif failure.kind != "raised":
+            self._running.pop(load.what).end(kindly=False)
 
     def _worker(self, load: Load) -> ProgramProcess:
         """Return the running worker, started if it is not there."""

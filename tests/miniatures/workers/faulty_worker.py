@@ -97,6 +97,8 @@ def answer(case):
         case "exits_once" if not os.path.exists(NOTE):
             Path(NOTE).touch()
             sys.exit(3)
+        case "exits_when_asked_twice" if next(TIMES) == 2:
+            sys.exit(3)
         case "aborts":
             os.abort()
         case "is_killed":
@@ -201,8 +203,16 @@ def answer(case):
     if WAY == "answers_twice_later":
         time.sleep(0.2)
         say(**told)
-    if WAY == "exits_afterwards":
-        sys.exit()
+    match WAY:
+        case "exits_afterwards":
+            sys.exit()
+        case "exits_badly_afterwards":
+            sys.exit("3 tensors were never freed")
+        case "exits_badly_a_while_afterwards":
+            time.sleep(0.3)
+            sys.exit(3)
+        case "aborts_afterwards":
+            os.abort()
 
 
 def after_hello():
