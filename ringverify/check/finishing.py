@@ -96,10 +96,17 @@ def finished(
     if again is not None:
         return Ending(again, seconds=time.monotonic() - began)
 
+    # One fault is likelier than two: what was found to be the cause before is tried of this violation too.
+    of_stories = {id(cause): story for story in stories for cause in story.shown.diagnosis.causes}
+    earlier = [cause for story in stories for cause in story.shown.diagnosis.causes if cause not in known]
+
     def shown(one: Found, *, own: bool) -> tuple[Counterexample, str | None]:
         refused = list(one.refused)
-        shown, unfinished = _smallest(property, runner, one, refused, share, watched, known, mishaps, own=own)
-        return dataclasses.replace(shown, refused=other_refused(one.judgement, refused)), unfinished
+        hypotheses = [*known, *earlier]
+        shown, unfinished = _smallest(property, runner, one, refused, share, watched, hypotheses, mishaps, own=own)
+        story = next((of_stories[id(cause)] for cause in shown.diagnosis.causes if id(cause) in of_stories), None)
+        same = None if story is None else story.property
+        return dataclasses.replace(shown, refused=other_refused(one.judgement, refused), same_as=same), unfinished
 
     runner.log.notes += [note for note in found.notes if note not in runner.log.notes]
     try:

@@ -174,8 +174,12 @@ def _as_listed(hypothesis: Hypothesis) -> tuple[Callable[[Any], Hypothesis], tup
     """Reduce a hypothesis, which holds functions, to its place in the catalogue; one made for a case goes by value."""
     for place, one in enumerate(HYPOTHESES):
         if one is hypothesis:
-            return HYPOTHESES.__getitem__, (place,)
+            return _listed, (place,)
     return cloudpickle.loads, (cloudpickle.dumps(hypothesis),)
+
+
+def _listed(place: int) -> Hypothesis:
+    return HYPOTHESES[place]
 
 
 def _by_id(property: Property) -> tuple[Callable[[str], Property], tuple[str]]:

@@ -1,14 +1,18 @@
 """`check --jobs N`: several processes try cases side by side, and nobody can tell from what is reported."""
 
+import dataclasses
 import os
 import signal
 from collections import Counter
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 from command_line import assert_one_line, miniature
 from report_lines import report_lines, without_times
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check import jobs, workers
 from ringverify.check.jobs import Jobs, setup_of
@@ -17,12 +21,18 @@ from ringverify.check.run import check
 from ringverify.check.units import Finish, Judge, Wanted
 from ringverify.check.workers import Worker, Workers
 from ringverify.describing import describe
-from ringverify.implementation import implementation
+from ringverify.diagnosis.catalogue import HYPOTHESES
+from ringverify.diagnosis.masks import MADE, PARTS
+from ringverify.diagnosis.reading import Rule, hypothesis_of
+from ringverify.diagnosis.scene import Scene
+from ringverify.faults.ring import STEPS, ring_of
+from ringverify.implementation import Capabilities, Implementation, implementation
 from ringverify.properties.catalogue import select
 from ringverify.reports.progress import HIDDEN, Hidden
 from ringverify.worlds import limits
 from ringverify.worlds.limits import cores
 from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.simulated import SimulatedWorld
 
 
 def checked(ringverify, count, *arguments):
@@ -255,3 +265,23 @@ def test_two_runs_in_one_folder_do_not_disturb_each_other(ringverify):
     assert [err for _, err in told] == ["", ""]
     (file,) = Path(".ringverify").glob("*.json")
     assert "exactly the recorded bits" in ringverify("replay", file).out
+
+
+def test_a_cause_that_was_made_for_a_case_explains_the_same_in_another_process():
+    """It is in no catalogue: a worker that finishes another property is sent it by value."""
+
+    def attend(q, k, v, call):
+        return ring_of(STEPS)(q, k, v, dataclasses.replace(call, problem=call.problem.replace(causal=False)))
+
+    plain = Capabilities(gradients=False, lse=True)
+    case = Case(problem=Problem(query_length=6, causal=True), world_size=2)
+    ignored = next(made for made in MADE if made.text == "causal mask ignored")
+    (rule,) = [part for part in PARTS if part.text == "under a causal mask"]
+    cause = hypothesis_of(Rule(ignored, (rule,)), "always")
+    sent = ForkingPickler.loads(ForkingPickler.dumps(cause))
+    scene = Scene(
+        case, plain, Runner(Implementation(attend, "subject", plain), SimulatedWorld()).run(case, gradients=False)
+    )
+    assert sent is not cause
+    assert sent.explains(scene) == cause.explains(scene) is not None
+    assert ForkingPickler.loads(ForkingPickler.dumps(HYPOTHESES[3])) is HYPOTHESES[3]
