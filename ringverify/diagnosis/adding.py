@@ -256,7 +256,8 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     for names in RETURNED:
         for text, at in SLICES.items():
             says = f"the rows of {' and '.join(names)} that are returned are those at positions {text}"
-            yield _hypothesis(says, functools.partial(_of_positions, names, at))
+            for cleared in (False, True):
+                yield _hypothesis(says, functools.partial(_of_positions, names, at, cleared))
     failing = [scene for scene in scenes if (names := wrong_tensors(scene)) and not {"out", "lse"} & set(names)]
     if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
         return
@@ -340,13 +341,14 @@ def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: M
     return {name: _to(at, x) for name, x in _sums_over(names, terms, part.holds(terms.pairs)).items()}
 
 
-def _of_positions(names: tuple[TensorName, ...], at: At, terms: Terms) -> Gradients:
-    """Return what changes if each row is that of another position; of none past the end."""
-    found = Gradients()
+def _of_positions(names: tuple[TensorName, ...], at: At, cleared: bool, terms: Terms) -> Gradients:
+    """Return what changes if each row is that of another position; of none past the end, nor in padding if cleared."""
+    found, gone = Gradients(), terms.pairs.padding[:, 0, 0, :, None, None]
     for name in names:
         x = terms.pairs.queries if name in ("out", "dq") else terms.pairs.keys
         rows, y = at(terms.pairs, x).ravel(), getattr(terms.scene.truth, name)
         inside = ((rows >= 0) & (rows < x.total))[:, None, None]
+        inside = inside & ~gone if cleared and x is terms.pairs.keys else inside
         found[name] = np.where(inside, y[:, rows % max(1, x.total)], 0.0) - y if x.total else 0 * y
     return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TypeVar
 
 import numpy as np
@@ -145,13 +145,17 @@ class Otherwise:
         counts: how often keys are attended then; `None` if it is the same mask in this case.
         cost: how far-fetched it is: a rule of one part less may cost one more.
         zeros: how often keys and values of 0 are attended, `(B, H, Nq)`.
+        lse: the lse of rows that attend nothing then.
     """
 
     text: str
     counts: Callable[[Pairs], Counts | None]
     cost: float = 0
     zeros: Callable[[Pairs], Counts] | None = None
+    lse: float = -np.inf
 
+
+NOT_COMPUTED = "nothing is computed: results are 0, lse too"
 
 At = Callable[[Pairs, OneSide], Ints]
 """Positions that are taken instead of those of a side."""
@@ -305,6 +309,105 @@ def _as_block(of: Callable[[Pairs, OneSide, OneSide], Mask], pairs: Pairs) -> Co
     return rest * of(pairs, pairs.queries, pairs.keys)
 
 
+def _as_block_of_the_world(pairs: Pairs) -> Counts | None:
+    """Return counts with the causal mask chosen by the rank in the world, where owners are ranks in the group."""
+    own, here = pairs.hop == 0, pairs.ring[pairs.rank]
+
+    def of(pairs: Pairs, i: OneSide, j: OneSide) -> Mask:
+        right = pairs.counts(lambda name: (i.p, j.p) if name == "causal" else None) > 0
+        later = BLOCKS["a later rank"](pairs, i, j)
+        return np.where(own, right, np.where(pairs.owner < here, BLOCKS["an earlier rank"](pairs, i, j), later))
+
+    return None if pairs.case.group == "world" else _as_block(of, pairs)
+
+
+def _wrapped(pairs: Pairs) -> Counts | None:
+    """Return counts if the owner of a block that wrapped around the ring is a negative number, and so its positions."""
+    plain = pairs.queries.p, pairs.keys.p
+    other = (plain[0], np.where(pairs.owner > pairs.rank, plain[1] - pairs.keys.total, plain[1]))
+    return pairs.counts(lambda name: other) if pairs.present() and pairs.case.sharding == "contiguous" else None
+
+
+Ends = dict[tuple[str, str], Ints]
+"""Positions of the first and last query of a pair's rank, and of the first and last key of its block."""
+
+
+def _ends(pairs: Pairs) -> Ends:
+    p = pairs.problem
+
+    def of(x: OneSide, last: bool) -> Ints:
+        places = [held[-1 if last else 0] if len(held) else 0 for held in x.shards]
+        rank = x.rank if x is pairs.keys or len(x.shards) == pairs.size else 0 * x.rank
+        return np.array(places)[rank]
+
+    ends = {
+        (side, end): of(x, end == "last") for side, x in (("query", pairs.queries), ("key", pairs.keys)) for end in ENDS
+    }
+    return {at: y + p.diagonal if at[0] == "query" else y for at, y in ends.items()}
+
+
+ENDS = ("first", "last")
+
+
+def _skipped(skips: Callable[[Pairs, Ends], Mask | None], pairs: Pairs) -> Counts | None:
+    """Return counts without the pairs of blocks, or tiles, that are skipped."""
+    skip = skips(pairs, _ends(pairs))
+    return None if skip is None else np.where(skip, 0, pairs.true)
+
+
+def _skips() -> Iterator[tuple[str, Callable[[Pairs, Ends], Mask | None]]]:
+    """Yield tests by which whole blocks are skipped that hold keys to attend."""
+    for of_key, of_query in product(ENDS, ENDS):
+        keys, queries = ("key", of_key), ("query", of_query)
+        if (of_key, of_query) != ("first", "last"):
+            yield (
+                f"a block is skipped under a causal mask if its {of_key} key comes after the rank's {of_query} query",
+                lambda pairs, at, keys=keys, queries=queries: at[keys] > at[queries] if pairs.problem.causal else None,
+            )
+        if (of_key, of_query) != ("last", "first"):
+            yield (
+                f"a block is skipped if its {of_key} key lies before the window of the rank's {of_query} query",
+                lambda pairs, at, keys=keys, queries=queries: (
+                    at[keys] < at[queries] - _left(pairs) if (pairs.problem.window or (None,))[0] is not None else None
+                ),
+            )
+        yield (
+            f"a block is skipped unless the document of its {of_key} key is that of the rank's {of_query} query",
+            lambda pairs, at, keys=keys, queries=queries: (
+                _document_of(pairs, at[keys]) != _document_of(pairs, at[queries]) if pairs.problem.documents else None
+            ),
+        )
+    yield (
+        "a block is skipped under a causal mask if its first key is at the position of the rank's last query",
+        lambda pairs, at: at["key", "first"] >= at["query", "last"] if pairs.problem.causal else None,
+    )
+    yield (
+        "a block is skipped if its last key is padding",
+        lambda pairs, at: (
+            at["key", "last"] >= np.array(pairs.problem.key_lengths)[:, None, None, None]
+            if pairs.problem.key_lengths
+            else None
+        ),
+    )
+    for tile in TILES:
+        yield (
+            f"a tile of {tile} keys is skipped under a causal mask if it begins at the position of the rank's last query",
+            lambda pairs, at, tile=tile: (
+                pairs.keys.p // tile * tile >= at["query", "last"] if pairs.problem.causal else None
+            ),
+        )
+        yield (
+            f"a tile of {tile} keys is skipped under a causal mask if it begins after the rank's first query",
+            lambda pairs, at, tile=tile: (
+                pairs.keys.p // tile * tile > at["query", "first"] if pairs.problem.causal else None
+            ),
+        )
+
+
+def _document_of(pairs: Pairs, at: Ints) -> Ints:
+    return np.searchsorted(np.array(pairs.problem.documents), at, side="right")
+
+
 def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
     def counts(pairs: Pairs) -> Counts | None:
         plain = pairs.queries.p, pairs.keys.p
@@ -323,6 +426,15 @@ def _made() -> Iterator[Otherwise]:
     for text, of in BLOCKS.items():
         whose = f"the causal mask is made as if the block were that of {text}"
         yield Otherwise(whose, functools.partial(_as_block, of), 1)
+    yield Otherwise(
+        "the causal mask of a block is chosen by the rank in the world instead of the rank in the group",
+        _as_block_of_the_world,
+        0.5,
+    )
+    yield Otherwise("keys of blocks that have wrapped around the ring are taken for keys before the first", _wrapped, 1)
+    for text, skips in _skips():
+        yield Otherwise(text, functools.partial(_skipped, skips), 1)
+    yield Otherwise(NOT_COMPUTED, lambda pairs: np.zeros_like(pairs.true), 0.25, lse=0.0)
     for scope in (*CONSTRAINTS, None):
         what = "the mask is made" if scope is None else NAMES[scope][1]
         cost = 1 if scope else 1.25
@@ -667,6 +779,7 @@ def _parts() -> Iterator[PartOfPairs]:
         "without a causal mask": lambda pairs: not pairs.problem.causal,
         "with a window": lambda pairs: pairs.problem.window is not None,
         "with documents": lambda pairs: pairs.problem.documents is not None,
+        "with an odd number of heads": lambda pairs: pairs.problem.heads % 2 == 1,
         "with grouped heads": lambda pairs: pairs.problem.group_size > 1,
         "where shards differ in length": lambda pairs: len(set(map(len, pairs.keys.shards))) > 1,
     }

@@ -62,11 +62,13 @@ class Read:
         pairs: the queries and keys of the case.
         true: what the mask says, `(B, H, Nq, Nk)`.
         counts: what was read, of the forward; of the backward, if the forward is right.
+        zeros: how often keys and values of 0 were, `(B, H, Nq)`, where lse tells.
     """
 
     pairs: Pairs
     true: Counts
     counts: Counts
+    zeros: Counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,10 @@ def read(scene: Scene, probe: Probe, *, backward: bool) -> Read | None:
     if backward:
         totals = true.sum(axis=-1).astype(np.float64)
     counts = _whole(weights, totals)
-    return None if counts is None else Read(pairs_of(scene), true, counts)
+    if counts is None:
+        return None
+    beside = np.rint(np.where(np.isfinite(totals), totals - counts.sum(axis=-1), 0.0)).astype(np.int64)
+    return Read(pairs_of(scene), true, counts, np.maximum(beside, 0))
 
 
 def _whole(weights: Array, totals: Array) -> Counts | None:
@@ -175,6 +180,7 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
     fails = np.concatenate([np.full(pairs.true.size, n < len(failing)) for n, pairs in enumerate(every)])
     wrong = seen != true
     if not wrong.any():
+        yield from _of_padding(failing)
         return
 
     def told(holds: object) -> Array:
@@ -212,6 +218,21 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
                         break
     for *_, rule in sorted(found, key=lambda each: each[:3]):
         yield rule
+
+
+def _of_padding(failing: Sequence[Read]) -> Iterator[Rule]:
+    """Yield the rules by which all keys of a mask count rightly, and padding as keys and values of 0."""
+    if not any(one.zeros.any() for one in failing):
+        return
+    for made in sorted(MADE, key=lambda made: made.cost):
+        counted = [(one, counts) for one in failing if (counts := made.counts(one.pairs)) is not None]
+        if any(
+            np.array_equal(np.where(one.pairs.padding, 0, counts), one.true)
+            and np.array_equal(np.where(one.pairs.padding, counts, 0).sum(axis=-1), one.zeros)
+            for one, counts in counted
+            if one.zeros.any()
+        ):
+            yield Rule(made, ())
 
 
 def _fewest(table: Array, limits: Sequence[str | None], most: int) -> tuple[int, ...] | None:
@@ -306,6 +327,9 @@ def _residual(scene: Scene, rule: Rule, when: When, padding: Padding) -> float |
     of_forward = (pairs.true, none) if when == "backward" else (counts, zeros)
     of_backward = (pairs.true, none) if when == "forward" else (counts, zeros)
     answer = _attention(scene, *of_forward, *of_backward, cleared=padding == "cleared")
+    if rule.made.lse != -np.inf and when != "backward":
+        gone = (counts.sum(axis=-1) + zeros == 0) & (pairs.true.sum(axis=-1) > 0)
+        answer = dataclasses.replace(answer, lse=np.where(gone, rule.made.lse, answer.lse))
     p, x, clean = scene.problem, scene.inputs, finite(scene.inputs)
     found: list[Results] = [
         {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in scene.tensors}

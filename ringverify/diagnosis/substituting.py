@@ -14,26 +14,30 @@ from ringverify.diagnosis.scene import Array, Counts, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
 
-SINKS_OF: dict[str, Callable[[int, int], Ints]] = {
-    "of the next head": lambda heads, group: np.roll(np.arange(heads), -1),
-    "in the order (head of the group, key head)": lambda heads, group: (
+SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
+    "of the head with its number on its rank, where heads are dealt out to the ranks": lambda heads, group, ranks: (
+        np.arange(heads) % (heads // ranks if heads % ranks == 0 else heads)
+    ),
+    "of the next head": lambda heads, group, ranks: np.roll(np.arange(heads), -1),
+    "in the order (head of the group, key head)": lambda heads, group, ranks: (
         np.arange(heads).reshape(group, heads // group).T.ravel()
     ),
-    "in the order (key head, head of the group), where another is given": lambda heads, group: (
+    "in the order (key head, head of the group), where another is given": lambda heads, group, ranks: (
         np.arange(heads).reshape(heads // group, group).T.ravel()
     ),
-    "of the heads in reverse": lambda heads, group: np.arange(heads)[::-1],
-    "of the first head": lambda heads, group: np.zeros(heads, dtype=np.int64),
-    "of the head with the number of the key head": lambda heads, group: np.arange(heads) // group,
-    "of the first head of the group": lambda heads, group: np.arange(heads) // group * group,
+    "of the heads in reverse": lambda heads, group, ranks: np.arange(heads)[::-1],
+    "of the first head": lambda heads, group, ranks: np.zeros(heads, dtype=np.int64),
+    "of the head with the number of the key head": lambda heads, group, ranks: np.arange(heads) // group,
+    "of the first head of the group": lambda heads, group, ranks: np.arange(heads) // group * group,
 }
-"""Numbers of the heads whose sinks each head takes, by the number of heads and of those that share a key head."""
+"""Numbers of the heads whose sinks each head takes, by the number of heads, of those that share a key
+head, and of ranks."""
 
 
-def _judge_sinks(of: Callable[[int, int], Ints]) -> Callable[[Scene], float | None]:
+def _judge_sinks(of: Callable[[int, int, int], Ints]) -> Callable[[Scene], float | None]:
     def judge(scene: Scene) -> float | None:
         p, x = scene.problem, finite(scene.inputs)
-        heads = of(p.heads, p.group_size)
+        heads = of(p.heads, p.group_size, scene.size)
         if x.sinks is None or (x.sinks[heads] == x.sinks).all():
             return None if wrong_tensors(scene) else 0.0
         return agree_with(scene, attention(p, x.q, x.k, x.v, x.dout, x.dlse, x.sinks[heads]), x)

@@ -63,6 +63,20 @@ FAULTS.add(
 )
 
 
+def _by_itself(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Partial:
+    """One block's partial result, merged by exp(lse) as if with others."""
+    found = STEPS.attend(steps, here, hop, owner, q, block)
+    share = torch.exp(found.lse)
+    return Partial(found.out * (share / torch.where(share == 0, 1.0, share))[..., None], torch.log(share))
+
+
+FAULTS.cause(
+    "the log-sum-exps of blocks, one block's too, are exponentiated without subtracting their maximum",
+    replace(STEPS, attend=_by_itself, merge=_plain_weights),
+    overflows=True,
+)
+
+
 def _unguarded(first: Partial, second: Partial) -> Partial:
     top = torch.maximum(first.lse, second.lse)
     a, b = torch.exp(first.lse - top), torch.exp(second.lse - top)
