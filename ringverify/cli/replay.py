@@ -27,7 +27,7 @@ from ringverify.events import Event, Hint
 from ringverify.files import refusing, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
-from ringverify.scale.rank import Method
+from ringverify.properties.suites import Method
 from ringverify.scale.replaying import replay_at_length
 from ringverify.words import legible_lines
 from ringverify.worlds import reproducible

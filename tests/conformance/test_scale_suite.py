@@ -13,7 +13,7 @@ from ringverify.check.options import CheckRequest
 from ringverify.check.planning import planned
 from ringverify.errors import UsageError
 from ringverify.ring.declared import ring
-from ringverify.scale import run as scale_run
+from ringverify.scale import estimating
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -38,7 +38,7 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     assert "of all rows on" in sums[-1]
     assert every[-1] in " ".join(ran.out.split())
     assert "conformant in the simulated world" in ran.out
-    assert memory[0].endswith("the same on twice the ranks and twice as long")
+    assert memory[0].endswith("twice the ranks and twice as long, in a simulated world")
     (event,) = ran.told("implementation")
     assert event["examples"] == sum(one["examples"] for one in ran.told("property")[:3])  # `memory` verifies no rows
     (last,) = re.findall(r"(\d+) rows in 6 runs of the simulated world, .* rows a second; (\d+) % of", ran.out)
@@ -189,11 +189,11 @@ def test_memory_that_is_needed_is_estimated(monkeypatch):
         (4 << 30, 128, 4096, False),
         (4 << 30, 128, 1 << 20, True),
     ):
-        monkeypatch.setattr(scale_run, "available_memory", lambda found=available: found)
+        monkeypatch.setattr(estimating, "available_memory", lambda found=available: found)
         one = case.replace(query_length=length, world_size=world_size)
         plan = planned("ring", ring, world="simulated", world_sizes=(world_size,), crew=None)
         with pytest.raises(UsageError, match="GiB are needed") if refused else contextlib.nullcontext():
-            scale_run.refuse_too_long(one, plan, world_size)
+            estimating.refuse_too_long(one, plan, world_size)
     assert "zigzag" in c.shardings
 
 

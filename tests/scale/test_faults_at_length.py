@@ -15,7 +15,8 @@ from ringverify.events import WrongPair
 from ringverify.faults.length import AT_LENGTH
 from ringverify.faults.ring import PLAIN
 from ringverify.lab.faults_at_length import case_of, row
-from ringverify.scale.rank import Method, rows_to_sample
+from ringverify.properties.suites import Method
+from ringverify.scale.sampling import rows_to_sample
 from ringverify.targets import load
 from ringverify.worlds.simulated.world import SimulatedWorld
 

@@ -12,8 +12,8 @@ from at_length import reports
 from ringref.problem import DTYPES, Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.lab.false_alarms import runs_at_length
+from ringverify.properties.suites import Method
 from ringverify.scale.numbers import Numbers
-from ringverify.scale.rank import Method
 
 N = 300
 PROBLEMS = {

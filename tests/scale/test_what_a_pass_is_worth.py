@@ -16,9 +16,10 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import shards
 from ringverify.faults.ring import EVERYTHING
 from ringverify.reports.progress import Hidden
-from ringverify.scale import run as scale_run
+from ringverify.scale import watching
 from ringverify.scale.numbers import Numbers
-from ringverify.scale.rank import _moved, rows_to_sample, sampled_worth
+from ringverify.scale.sampling import rows_to_sample
+from ringverify.scale.worth import moved, sampled_worth
 
 N = 96
 PROBLEMS = {
@@ -41,12 +42,12 @@ def test_rows_that_attend_a_part_of_what_is_lost_count(name: str, stretch: tuple
     seekers, classes = numbers.query_classes(0, 0, np.arange(p.nq)), numbers.key_classes(0, 0, np.arange(p.nk))
     lost = (multiplicity(p)[0, 0] * exps[seekers][:, classes])[:, start : start + count].sum(axis=1)
     for limit in (0.5 * lost.max(), 1.001 * lost.max()):
-        moved = False
+        found = False
         for part in parts(p, 0, 0):
             first, last = np.searchsorted(part.keys, [start, start + count])
             log = np.full(p.nq, np.log(limit)) if limit else np.full(p.nq, -np.inf)
-            moved |= bool(first < last and _moved(part, (first, last), classes, exps, seekers, log))
-        assert moved == bool((lost > limit).any())
+            found |= bool(first < last and moved(part, (first, last), classes, exps, seekers, log))
+        assert found == bool((lost > limit).any())
 
 
 def test_rows_are_sampled_for_every_purpose() -> None:
@@ -107,8 +108,8 @@ def test_the_bar_moves_with_what_rank_0_notes(tmp_path: Path) -> None:
             steps.append(done)
             over.set()
 
-    over = scale_run.threading.Event()
+    over = watching.threading.Event()
     (tmp_path / "0.json").write_text(json.dumps({"rows": {"out": 30, "lse": 12}}))
-    with scale_run._shown(Noted(), "ring", "every_row", 40, tmp_path):
+    with watching.shown(Noted(), "ring", "every_row", 40, tmp_path, None):
         assert over.wait(20)
     assert set(steps) == {40}
