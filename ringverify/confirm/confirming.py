@@ -27,7 +27,8 @@ from ringverify.cases.case import why_unsupported
 from ringverify.check import casefile
 from ringverify.check.casefile import CaseFile
 from ringverify.check.trusting import agree
-from ringverify.confirm.script import Script, snippet
+from ringverify.confirm.script import snippet
+from ringverify.confirm.source import Script
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import CounterexampleEvent, as_json, from_json

@@ -17,7 +17,7 @@ from ringverify.scale import estimating
 
 pytestmark = pytest.mark.timeout(120)
 
-SCALE = ("--suite", "scale")
+SCALE = ("--suite", "scale", "--seed", "0")
 FAULT = "ringverify.faults.length:mask_off_by_one"
 
 
@@ -44,6 +44,18 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     (last,) = re.findall(r"(\d+) rows in 6 runs of the simulated world, .* rows a second; (\d+) % of", ran.out)
     assert int(last[0]) == event["examples"]
     assert 0 < int(last[1]) < 100
+
+
+def test_classes_are_drawn_anew_in_each_run_and_can_be_drawn_again(ringverify):
+    """Keys of a class are exchangeable, so the next run has other classes; the seed is printed and in the report."""
+    asked = ("--suite", "scale", "--length", 256, "--only", "every_row", "--problem", '{"head_dim": 8}')
+    first, other = (ringverify.check("ring", *asked) for _ in range(2))
+    seeds = [ran.events[0]["seed"] for ran in (first, other)]
+    assert seeds[0] != seeds[1]
+    assert f"seed {seeds[0]}" in first.out
+    again = ringverify.check("ring", *asked, "--seed", seeds[0])
+    margins = [ran.told("property")[0]["margin"] for ran in (first, again, other)]
+    assert margins[0] == margins[1] != margins[2]
 
 
 def test_without_gradients_and_lse_the_rest_is_verified(ringverify):
