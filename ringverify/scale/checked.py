@@ -68,7 +68,10 @@ class Checked:
                 if self._recording:
                     found = kept(trials, method, case, violation, self.digest, found)
                     tensors = tuple(dict.fromkeys(one.tensor for _, one in wrong))
-                    found = dataclasses.replace(found, hints=(Hint(smaller(trials, method, case, tensors)),))
+                    least = smaller(trials, method, case, tensors)
+                    found = dataclasses.replace(
+                        found, hints=(Hint(least.text),), smaller=least.file, smaller_property=least.property
+                    )
                 outcome = PropertyOutcome(event(method, "fail", rows, began, margin=margin, figures=told), found)
                 break
         if outcome is None:

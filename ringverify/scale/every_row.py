@@ -22,10 +22,7 @@ def every_row(run: LongRun) -> None:
     p, group = run.problem, run.problem.group_size
     queries, keys = np.argsort(run.queries, kind="stable"), np.argsort(run.keys, kind="stable")
     every, every_key = np.arange(p.nq), np.arange(p.nk)
-    books = run.numbers.codebooks
-    bounds = run.bounds(
-        float((np.abs(books[0]) @ np.abs(books[1]).T).max()), float(np.abs(books[0] @ books[1].T).max()), books
-    )
+    bounds = bounds_of_classes(run)
     for b in range(p.batch):
         for kh in range(p.hk):
             heads, counts = [], []
@@ -39,6 +36,14 @@ def every_row(run: LongRun) -> None:
                 _check_keys(run, heads, b, kh, keys, counts, bounds)
             if run.rank == 0 and b == kh == 0 and "lse" in run.compared.returned:
                 run.worth.append(keys_that_would_be_missed(run, heads[0], key_classes, counts[0][0], bounds))
+
+
+def bounds_of_classes(run: LongRun) -> LongBounds:
+    """Return what may be wrong on queries and keys from codebooks."""
+    queries, keys = run.numbers.codebooks
+    return run.bounds(
+        float((np.abs(queries) @ np.abs(keys).T).max()), float(np.abs(queries @ keys.T).max()), (queries, keys)
+    )
 
 
 def _class_head(run: LongRun, b: int, h: int, kh: int, classes: tuple[Positions, Positions]) -> ClassHead:

@@ -95,7 +95,7 @@ def wrong_results(
     if one.identity is not None:
         names = ("tensor", "actual", "expected", "error", "allowed", "margin")
         numbers = {name: getattr(finding, name) for name in names}
-        return dataclasses.replace(event, **numbers), violation
+        return dataclasses.replace(event, sum=one.sum, **numbers), violation
     places = "; ".join(
         f"rank {rank}, {one.rows:,} rows, positions {', '.join(f'{a}-{z}' for a, z in one.ranges)}"
         f"{', …' if sum(z - a + 1 for a, z in one.ranges) < one.rows // case.problem.heads else ''}"

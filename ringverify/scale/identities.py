@@ -69,7 +69,7 @@ def identities(run: LongRun) -> None:
             if run.rank == 0 and (which != 3 or p.softcap is None):  # the last holds without softcap
                 (name, says), allowed = IDENTITIES[which], bounds.sums(squares, rows)
                 whose = [f"{says}, of element {b}, key head {kh}, dimension {d}" for d in range(len(left))]
-                run.compared.compare_sums(name, right, left, allowed, whose)
+                run.compared.compare_sums(name, right, left, allowed, whose, (which, b, kh))
                 if which == 1 and b == kh == 0 and left.all():
                     share = float((allowed / left).min())
                     shown = f"sums of dv would have shown it from {share:.2g} of all rows on"

@@ -19,6 +19,11 @@ SAMPLED = 96
 """Rows that are sampled, about."""
 
 
+def sampled_count(case: Case) -> int:
+    """Return how many rows are sampled, about."""
+    return max(SAMPLED, 16 * case.world_size)
+
+
 def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[int, ...]:
     """Return positions of queries, some for every purpose.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import worst
@@ -29,7 +30,21 @@ ORDINARY = dict(zip(RESULTS, ("forward", "lse", "gradients", "gradients", "gradi
 """The property of the ordinary suites that compares a result."""
 
 
-def smaller(trials: Trials, method: Method, case: Case, tensors: Sequence[TensorName]) -> str:
+class Smaller(NamedTuple):
+    """What was found below the length.
+
+    Attributes:
+        text: it, in words.
+        property: the property of the ordinary suite whose search found a case, if it did.
+        file: the file of that case.
+    """
+
+    text: str
+    property: str | None = None
+    file: str | None = None
+
+
+def smaller(trials: Trials, method: Method, case: Case, tensors: Sequence[TensorName]) -> Smaller:
     """Say whether the fault shows at small lengths of the problem, and which case the ordinary suite then finds.
 
     If it does not, the length is halved until the suite lets it pass too.
@@ -48,7 +63,8 @@ def smaller(trials: Trials, method: Method, case: Case, tensors: Sequence[Tensor
             if observation.failure is None and worst(small, trials.capabilities, observation, RESULTS)[1] is None:
                 needs = length
                 continue
-            return f"it shows at {length} positions too{_shrunk(trials, runner, tensors)}"
+            found = _shrunk(trials, runner, tensors)
+            return found._replace(text=f"it shows at {length} positions too{found.text}")
     while (half := trials.shorter(case, shows // 2)) is not None and half.problem.nq > needs:
         with contextlib.suppress(WorldUnavailable):
             run, _ = trials.run(method, half)
@@ -58,10 +74,10 @@ def smaller(trials: Trials, method: Method, case: Case, tensors: Sequence[Tensor
             needs = half.problem.nq if run.failure is None else needs
         break
     least = f"it needs more than {needs:,} positions" if needs else "at small lengths it was not tried"
-    return least if shows == case.problem.nq else f"it shows at {shows:,} positions too; {least}"
+    return Smaller(least if shows == case.problem.nq else f"it shows at {shows:,} positions too; {least}")
 
 
-def _shrunk(trials: Trials, runner: Runner, tensors: Sequence[TensorName]) -> str:
+def _shrunk(trials: Trials, runner: Runner, tensors: Sequence[TensorName]) -> Smaller:
     """Say which case the search of the ordinary suite finds and shrinks, for the first result that is wrong."""
     for name in dict.fromkeys(ORDINARY[tensor] for tensor in tensors):
         property = PROPERTIES[name]
@@ -76,7 +92,9 @@ def _shrunk(trials: Trials, runner: Runner, tensors: Sequence[TensorName]) -> st
             )
             if (found := hunted.counterexample) is not None:
                 again = ["ringverify", "check", trials.plan.target, "--only", name]
-                if (path := saved(trials, name, found, "simulated")[0]) is not None:
+                path, _ = saved(trials, name, found, "simulated")
+                if path is not None:
                     again = ["ringverify", "replay", path]
-                return f": {found.case.describe()} is a smaller case of it, which `{shlex.join(again)}` shows"
-    return ", and the ordinary suite finds no smaller case"
+                text = f": {found.case.describe()} is a smaller case of it, which `{shlex.join(again)}` shows"
+                return Smaller(text, name, path if found.violation.failure is None else None)
+    return Smaller(", and the ordinary suite finds no smaller case")

@@ -18,7 +18,7 @@ from ringverify.reports.progress import Progress
 from ringverify.scale.growth import Growth
 from ringverify.scale.rank import verify
 from ringverify.scale.request import PROPERTIES
-from ringverify.scale.sampling import SAMPLED, rows_to_sample
+from ringverify.scale.sampling import rows_to_sample, sampled_count
 from ringverify.scale.task import LongTask, RankReport, Way
 from ringverify.scale.watching import noted, shown
 from ringverify.targets import from_anywhere, load
@@ -58,7 +58,7 @@ class Trials:
 
     def run(self, way: Way, case: Case, *, deadline: float = SECONDS) -> tuple[Run, dict[int, Any]]:
         """Run the case on all ranks, showing how far rank 0 is; return also what each rank noted last."""
-        sampled = rows_to_sample(case, self.capabilities, max(SAMPLED, 16 * case.world_size))
+        sampled = rows_to_sample(case, self.capabilities, sampled_count(case))
         target, name = from_anywhere(self.plan.target), self.plan.implementation.name
         with tempfile.TemporaryDirectory(prefix="ringverify-scale-") as notes:
             task = LongTask(target, case, way, self.options.device, sampled, notes)
