@@ -18,8 +18,12 @@ from ringverify.worlds.world import WorldUnavailable
 SHORTEST = 1024
 """Positions of the first short run, and at least so many on each rank's share of it."""
 LEAST_ON_A_RANK = 128
+FEWEST_RUNS = 4
+"""Differences of peaks are compared, and the first one is of what is loaded then."""
 ENOUGH_SECONDS = 1.0
 """A run that takes so long in the implementation is the last short one."""
+TELLING = 16
+"""A peak that would not fit so many times tells what is quadratic from tiles that have not reached their size yet."""
 SHORT_DEADLINE = 120.0
 HOST_TENSORS = 2
 """Tensors of the size of q that a rank with a GPU holds beside it."""
@@ -67,7 +71,9 @@ def growth_of(trials: Trials, case: Case, here: int) -> Growth | None:
         together = 1 if on_gpus or trials.plan.world == "simulated" else min(case.world_size, here)
         inside, verifying = (max(getattr(one, name)[0] for one in run.results) for name in ("inside", "verifying"))
         points.append(Point(short.problem, inside, verifying, max(peaks) * together if peaks else None))
-        if inside > ENOUGH_SECONDS:
+        expected = Growth(tuple(points)).bytes_at(p) or 0
+        enough = len(points) >= FEWEST_RUNS and inside > ENOUGH_SECONDS
+        if enough and (expected < available or (points[-1].peak or 0) * TELLING > available):
             break
         length *= 2
     return Growth(tuple(points))
@@ -79,14 +85,17 @@ def refuse_growth(case: Case, plan: RunPlan, growth: Growth) -> None:
     Raises:
         UsageError: with the estimate.
     """
-    needed = growth.bytes_at(case.problem)
-    if needed is None:
+    needed, on_gpus = growth.bytes_at(case.problem), plan.world == "nccl"
+    available = _free_on_gpus() if on_gpus else available_memory()
+    last = growth.points[-1] if growth.points else None
+    if needed is None or available is None or last is None:
         return
-    on_gpus = plan.world == "nccl"
+    if (last.peak or 0) * TELLING <= available and 8 * last.problem.nq <= case.problem.nq:
+        return  # too far from what was measured
     peaks = ", ".join(f"{(one.peak or 0) >> 20} MiB at {one.problem.nq:,}" for one in growth.points[-3:])
     whose = "on each GPU" if on_gpus else f"for {case.world_size} ranks"
     text = f"{needed / 2**30:.1f} GiB are needed {whose}, as {plan.target} took {peaks} positions"
-    _refuse(case, text, needed, _free_on_gpus() if on_gpus else available_memory())
+    _refuse(case, text, needed, available)
 
 
 def _refuse(case: Case, text: str, needed: int, available: int | None) -> None:

@@ -13,7 +13,7 @@ from ringverify.check.options import CheckRequest
 from ringverify.check.planning import planned
 from ringverify.errors import UsageError
 from ringverify.ring.declared import ring
-from ringverify.scale import estimating
+from ringverify.scale import estimating, memory, trials
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -144,6 +144,91 @@ def test_memory_that_is_claimed_to_stream_is_held_to_it(ringverify):
     assert "the peak memory of rank" in event["summary"]
     assert [*event["scale"][1:5]] == ["--suite", "scale", "--only", "memory"]
     assert ringverify.check(miniature("right:attend"), *asked).verdicts() == {"memory": "unsupported"}
+
+
+@pytest.mark.parametrize(("name", "code"), [(miniature("long_faults:hoards"), 1), ("ring", 0)])
+def test_memory_is_held_to_the_claim_at_the_length_of_the_run(name, code, ringverify, monkeypatch):
+    """By the peaks of processes, at the length and at half of it: what begins above the watched lengths is seen."""
+    monkeypatch.setattr(memory, "LONGEST", 1024)
+    asked = (*SCALE, "--length", 4096, "--problem", '{"head_dim": 16}', "--only", "memory")
+    ran = ringverify.check(name, *asked)
+    assert ran.code == code
+    watched, at_length = ran.told("property")[0]["figures"]
+    assert " n=1024 " in watched
+    assert re.search(
+        r"the peak of a rank at 4,096 positions is \d+ MiB, at 2,048 positions \d+ MiB: \d+ MiB", at_length
+    )
+    if code:
+        (event,) = ran.told("counterexample")
+        assert event["summary"] == at_length
+        assert event["case"]["problem"]["query_length"] == 4096
+        assert [*event["scale"][1:7]] == ["--suite", "scale", "--only", "memory", "--length", "4096"]
+
+
+def test_the_peak_of_a_run_that_was_verified_is_not_measured_again(ringverify, monkeypatch):
+    """One run more, of half the length."""
+    monkeypatch.setattr(memory, "LONGEST", 1024)
+    asked = (*SCALE, "--length", 2048, "--problem", '{"head_dim": 16}', "--only", "every_row,memory")
+    ways = []
+    run = trials.Trials.run
+    monkeypatch.setattr(trials.Trials, "run", lambda self, way, case: ways.append((way, case)) or run(self, way, case))
+    assert ringverify.check("ring", *asked).code == 0
+    assert [(way, case.problem.nq) for way, case in ways] == [("every_row", 2048), ("alone", 1024)]
+
+
+def test_scores_that_will_not_fit_are_foreseen(ringverify, monkeypatch):
+    """From runs at short lengths, before the long one starts; a ring that holds no scores is let through."""
+    monkeypatch.setattr(estimating, "available_memory", lambda: 3 << 30)
+    asked = (
+        *SCALE,
+        "--length",
+        60_000,
+        "--deadline",
+        60,
+        "--problem",
+        '{"head_dim": 16, "causal": false}',
+        "--only",
+        "every_row",
+    )
+    ran = ringverify.check(miniature("right:attend"), *asked)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert_one_line(ran.err, ["--length 6", "GiB are needed for 2 ranks", "MiB at 4,096", "GiB are available"])
+
+
+def test_known_violations_are_accepted(ringverify):
+    """As in the other suites: a listed one is no failure, a listed one that passes ends the run with 2."""
+    listed = """
+    [[violation]]
+    implementation = "%s"
+    property = "every_row"
+    reason = "a query from 1,024 on does not attend its own key"
+    link = "https://example.org/1"
+    """
+    asked = (
+        *SCALE,
+        "--length",
+        1200,
+        "--only",
+        "every_row",
+        "--problem",
+        '{"head_dim": 16}',
+        "--baseline",
+        "known.toml",
+    )
+    (ringverify.folder / "known.toml").write_text(listed % "mutant:mask_off_by_one")
+    ran = ringverify.check(FAULT, *asked)
+    assert ran.code == 0
+    assert ran.told("property")[0]["known"]["link"] == "https://example.org/1"
+    assert ran.told("footer")[0]["known"] == 1
+    other = ringverify.check("ring", *asked)
+    assert other.code == 0
+    assert "in the baseline, but not checked in this run: mutant:mask_off_by_one" in other.out
+    (name,) = {event["implementation"] for event in other.told("property")}
+    (ringverify.folder / "known.toml").write_text(listed % name)
+    gone = ringverify.check("ring", *asked)
+    assert gone.code == 2
+    assert "remove the entry" in gone.out
 
 
 def test_in_bfloat16_mean_errors_are_told(ringverify):

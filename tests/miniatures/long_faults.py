@@ -7,6 +7,7 @@ import torch
 
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, ring_of
 from ringverify.implementation import AttentionCall, Implementation
+from ringverify.ring.declared import ring
 
 TILE = (700, 716)
 """Positions whose rows are left out of the backward."""
@@ -47,3 +48,13 @@ dq_beside = Implementation(
     "a dq that is never zero",
     EVERYTHING,
 )
+
+
+def _hoarding(q, k, v, call: AttentionCall):
+    """All scores of 4,096 positions or more lie there for a while, and are not used."""
+    scores = torch.ones(call.problem.nq * call.problem.nk if call.problem.nq >= 4096 else 0)
+    out, lse = ring.function(q, k, v, call)
+    return out + 0 * scores[:1].sum(), lse
+
+
+hoards = Implementation(_hoarding, "all scores of a long case", ring.capabilities)

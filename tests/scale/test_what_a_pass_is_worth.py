@@ -113,3 +113,25 @@ def test_the_bar_moves_with_what_rank_0_notes(tmp_path: Path) -> None:
     with watching.shown(Noted(), "ring", "every_row", 40, tmp_path, None):
         assert over.wait(20)
     assert set(steps) == {40}
+
+
+def test_the_bar_counts_seconds_where_they_are_known(tmp_path: Path) -> None:
+    """So it moves while the implementation runs; then with what is verified, and never beyond its end."""
+    steps: list[int] = []
+    started: list[tuple[str, int]] = []
+
+    class Noted(Hidden):
+        def start(self, implementation: str, property: str, examples: int) -> None:
+            started.append((property, examples))
+
+        def step(self, done: int) -> None:
+            steps.append(done)
+            moved_on.set()
+
+    for rows, seconds, expected in ((0, (0.4, 40.0), 0), (20, (4.0, 8.0), 8), (90, (4.0, 8.0), 12)):
+        moved_on = watching.threading.Event()
+        (tmp_path / "0.json").write_text(json.dumps({"rows": {"out": rows}}))
+        with watching.shown(Noted(), "ring", "every_row", 40, tmp_path, seconds):
+            assert moved_on.wait(20)
+        assert steps.pop() == expected
+    assert started == [("every_row, in seconds", 40), *[("every_row, in seconds", 12)] * 2]
