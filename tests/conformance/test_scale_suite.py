@@ -150,7 +150,7 @@ def test_memory_that_is_claimed_to_stream_is_held_to_it(ringverify):
 def test_memory_is_held_to_the_claim_at_the_length_of_the_run(name, code, ringverify, monkeypatch):
     """By the peaks of processes, at the length and at half of it: what begins above the watched lengths is seen."""
     monkeypatch.setattr(memory, "LONGEST", 1024)
-    asked = (*SCALE, "--length", 4096, "--problem", '{"head_dim": 16}', "--only", "memory")
+    asked = (*SCALE, "--length", 4096, "--problem", '{"head_dim": 32}', "--only", "memory")
     ran = ringverify.check(name, *asked)
     assert ran.code == code
     watched, at_length = ran.told("property")[0]["figures"]
