@@ -154,7 +154,7 @@ def test_memory_is_held_to_the_claim_at_the_length_of_the_run(name, code, ringve
     ran = ringverify.check(name, *asked)
     assert ran.code == code
     watched, at_length = ran.told("property")[0]["figures"]
-    assert " n=1024 " in watched
+    assert " n=512 " in watched
     assert re.search(
         r"the peak of a rank at 4,096 positions is \d+ MiB, at 2,048 positions \d+ MiB: \d+ MiB", at_length
     )
