@@ -21,7 +21,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import shards
 from ringverify.check.casefile import CaseFile
 from ringverify.confirm.long_template import TEMPLATE
-from ringverify.confirm.source import Script, Source, array_source, dictionary, fields_of, literal, place_of
+from ringverify.confirm.source import Script, SourceText, array_source, dictionary, fields_of, literal, place_of
 from ringverify.events import CounterexampleEvent, TensorName
 from ringverify.implementation import Capabilities
 from ringverify.scale.checksums import RESULTS
@@ -84,7 +84,7 @@ def long_script(recorded: CaseFile, event: CounterexampleEvent, capabilities: Ca
         values |= {
             "rows": array_source(rows),
             "multiplicity": array_source(_attended(p, rows)),
-            "allowed": dictionary({name: Source(array_source(x)) for name, x in allowed.items()}),
+            "allowed": dictionary({name: SourceText(array_source(x)) for name, x in allowed.items()}),
         }
     return Script.of(TEMPLATE, values, about)
 
@@ -134,7 +134,7 @@ def _books(numbers: Numbers) -> str:
     """Return the source of what queries and keys of classes are made of."""
     (queries, keys), (shares, seekers) = numbers.codebooks, numbers.shares
     arrays = {"queries": queries, "keys": keys, "limits": np.cumsum(shares)[:-1]}
-    return dictionary({**{name: Source(array_source(x)) for name, x in arrays.items()}, "seekers": seekers})
+    return dictionary({**{name: SourceText(array_source(x)) for name, x in arrays.items()}, "seekers": seekers})
 
 
 def _attended(p: Problem, rows: Positions) -> NDArray[np.uint8]:
@@ -158,9 +158,9 @@ def _allowed(case: Case, rows: Positions, chosen: Positions, *, classes: bool) -
     run.of_classes = classes
     if classes:
         run.numbers = Numbers(case.problem, case.seed, "classes")
-    run.compared = collected = _Collected(case, run, chosen)
+    run.compared = kept = _AllowedErrors(case, run, chosen)
     sampled_rows(run)
-    return collected.allowed
+    return kept.allowed
 
 
 class _Alone(LongRun):
@@ -181,7 +181,7 @@ class _Alone(LongRun):
         return [x]
 
 
-class _Collected(RankResults):
+class _AllowedErrors(RankResults):
     """Keeps the errors allowed, instead of comparing."""
 
     def __init__(self, case: Case, run: LongRun, chosen: Positions) -> None:

@@ -18,7 +18,7 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import GradMode, Observation, shards
 from ringverify.check.casefile import CaseFile
 from ringverify.confirm.script_template import TEMPLATE
-from ringverify.confirm.source import Script, Source, array_source, dictionary, fields_of, literal, place_of
+from ringverify.confirm.source import Script, SourceText, array_source, dictionary, fields_of, literal, place_of
 from ringverify.implementation import Capabilities
 from ringverify.properties.incremental import INCREMENTAL
 from ringverify.properties.modes import MODES, ways
@@ -47,7 +47,7 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
     if recorded.property == PRECISION.id:
         for result, most in rms_limits(case, capabilities, pipeline).items():
             kept = rows_of_rms(getattr(answer(case), result), limits[result])
-            rms[result] = Source(f"({most!r}, {array_source(kept)})")
+            rms[result] = SourceText(f"({most!r}, {array_source(kept)})")
     about = {"target": recorded.target, "property": recorded.property, "case": case.describe()}
     about |= {"wrong": recorded.summary, "recorded by": recorded.made_with}
     values = {
@@ -67,11 +67,11 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "pages": "None" if case.page_table is None else f"PageTable(**{dataclasses.asdict(case.page_table)!r})",
         "queries": literal([rows.tolist() for rows in queries]),
         "keys": literal([rows.tolist() for rows in keys]),
-        "inputs": dictionary({name: Source(array_source(array)) for name, array in arrays.items()}),
+        "inputs": dictionary({name: SourceText(array_source(array)) for name, array in arrays.items()}),
         "multiplicity": array_source(multiplicity(p)),
         "unit": literal(UNIT_ROUNDOFF[p.dtype]),
         "rms": dictionary(rms),
-        "allowed": dictionary({name: Source(array_source(array)) for name, array in limits.items()}),
+        "allowed": dictionary({name: SourceText(array_source(array)) for name, array in limits.items()}),
     }
     return Script.of(TEMPLATE, values, about)
 

@@ -42,13 +42,13 @@ def filled(template: str, values: dict[str, str]) -> str:
     return re.sub(r"<<(\w+)>>", lambda found: values[found[1]], template)
 
 
-class Source(str):
+class SourceText(str):
     """Python source to be inserted unquoted: made here from numbers, never from text of a file."""
 
 
 def literal(value: Any) -> str:
     """Return the ASCII repr of a value: whatever a text holds, it cannot end its quotes or the line."""
-    return value if isinstance(value, Source) else ascii(value)
+    return value if isinstance(value, SourceText) else ascii(value)
 
 
 def dictionary(values: dict[str, Any]) -> str:
@@ -72,7 +72,7 @@ def fields_of(p: Problem) -> dict[str, Any]:
     if p.dilation is not None:
         d = p.dilation
         arguments = f"branches={d.branches!r}, heads={d.heads!r}, head_offset={d.head_offset!r}"
-        fields["dilation"] = Source(f"Fields({arguments})")
+        fields["dilation"] = SourceText(f"Fields({arguments})")
     fields |= {name: getattr(p, name) for name in ("nq", "nk", "hk", "dv", "group_size", "scale_value", "diagonal")}
     return fields
 

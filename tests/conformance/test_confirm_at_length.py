@@ -5,6 +5,7 @@ import pytest
 from command_line import miniature
 
 from ringref.problem import Dilation, Problem
+from ringref.rounding import witness_bound
 from ringref.sampled import SampledRows
 from ringverify.cases.case import Case
 from ringverify.check.casefile import CaseFile
@@ -65,7 +66,10 @@ def test_a_script_computes_what_the_oracle_does(name, method, monkeypatch):
     expected = {"out": oracle.out, "lse": oracle.lse.swapaxes(1, 2)[..., None], "dq": oracle.dq}
     expected |= {"dk": dk[:, chosen], "dv": dv[:, chosen]}
     for result, right in expected.items():
-        np.testing.assert_allclose(found[result], right, rtol=1e-9, atol=1e-12, err_msg=result)
+        finite = np.isfinite(right)
+        assert (finite == np.isfinite(found[result])).all()
+        most = witness_bound("float64", p.nk * p.head_dim) * np.abs(right[finite]).max()
+        assert np.abs(found[result] - right)[finite].max() <= most, result
         allowed = script["ALLOWED"][result]
         assert allowed.shape == right.shape
         assert (allowed >= 0).all()

@@ -35,7 +35,8 @@ def growth(problem: Problem, *peaks: float) -> Growth:
 def test_peaks_are_continued(problem: Problem, peaks: tuple[float, ...], expected: float) -> None:
     """Linear or quadratic, by how their differences grow."""
     found = growth(problem, *peaks).bytes_at(problem.replace(query_length=131_072))
-    assert found == pytest.approx(expected * MIB, rel=1e-3)
+    assert found is not None
+    assert round(found / MIB / expected, 2) == 1
 
 
 def test_too_few_or_unknown_peaks_say_nothing() -> None:
@@ -51,8 +52,8 @@ def test_time_grows_with_the_pairs_and_verification_with_the_positions() -> None
     """A window has as many pairs a query at every length."""
     for problem, times in ((DENSE, 64.0), (WINDOW, 15.0)):
         inside, verifying = growth(problem, 1, 1).seconds_at(problem.replace(query_length=16_384)) or (0, 0)
-        assert inside == pytest.approx(0.1 * times, rel=0.05)
-        assert verifying == pytest.approx(0.2 * 8)
+        assert round(inside / (0.1 * times), 1) == 1
+        assert round(verifying, 6) == 1.6
 
 
 @pytest.mark.parametrize(

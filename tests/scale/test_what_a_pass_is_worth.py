@@ -67,6 +67,17 @@ def test_rows_are_sampled_for_every_purpose() -> None:
     assert edges.max() > 570
 
 
+def test_ranks_that_seldom_meet_are_sampled_together() -> None:
+    """Documents of three positions over 32 ranks: each pair of ranks meets in a few rows only."""
+    problem = Problem(query_length=1280, documents=tuple(range(0, 1280, 3)))
+    case = Case(problem=problem, world_size=32, sharding="striped", seed=1)
+    found = np.array(rows_to_sample(case, EVERYTHING, 8))
+    m, (queries, keys) = multiplicity(problem)[0, 0] > 0, shards(case, EVERYTHING)
+    for own in queries:
+        for others in keys:
+            assert m[np.ix_(found[np.isin(found, own)], others)].any() == m[np.ix_(own, others)].any()
+
+
 def test_probabilities_are_those_of_the_rows() -> None:
     """Of a hundred rows, one in a hundred is met with 1 - 0.99^100; of 128 neighbours, by how far apart rows are."""
     told = sampled_worth(np.arange(0, 10_000, 100), 10_000)
@@ -86,8 +97,10 @@ def test_a_dq_beside_the_sample_is_found() -> None:
     """Rows without cotangents have a dq of zero."""
     case = Case(problem=Problem(query_length=700, head_dim=4, causal=True), world_size=2, sharding="contiguous", seed=1)
     target = f"{Path(__file__).parent.parent / 'miniatures' / 'long_faults.py'}:dq_beside"
-    wrong = {one.tensor for report in reports(target, case, "sampled_rows") for one in report.differences}
-    assert wrong == {"dq"}
+    found = [one for report in reports(target, case, "sampled_rows") for one in report.differences]
+    assert {one.tensor for one in found} == {"dq"}
+    beside = 700 - len(rows_to_sample(case, EVERYTHING, 64))
+    assert sum(one.rows for one in found) > beside > 500
 
 
 def test_mean_errors_are_those_of_all_rows() -> None:
