@@ -1,7 +1,8 @@
 """`memory` at length: what is claimed of a rank's peak, held by watched runs at short lengths, and at the run's own.
 
 A simulated world counts every tensor of a watched rank, but such a run takes several times as long. At the run's own
-length the peak is that of the processes, or of the GPUs, as the system says it, beside that of half the length.
+length the peak is that of the processes, or of the GPUs, as the system says it, beside that of half the length. Under
+torchrun, whose processes go on from run to run, it is a figure and no verdict.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from ringverify.events import PropertyOutcome
 from ringverify.properties.memory import BESIDE, FEWEST_RANKS, MEMORY
 from ringverify.properties.property import Violation
 from ringverify.scale.finding import violated
-from ringverify.scale.trials import SECONDS, Trials
+from ringverify.scale.trials import SECONDS, Trials, open_fast
 from ringverify.targets import load
+from ringverify.worlds.processes import torchrun
 from ringverify.worlds.world import WorldUnavailable
 
 LONGEST = 16_384
@@ -104,7 +106,7 @@ def _at_length(trials: Trials, case: Case) -> _Held | None:
         WorldUnavailable: the ranks could not be started.
     """
     p, c, size = case.problem, trials.capabilities, case.world_size
-    if p.nq <= LONGEST or any(getattr(p, mask) is not None for mask in MASKS):
+    if torchrun.placement() is not None or p.nq <= LONGEST or any(getattr(p, mask) is not None for mask in MASKS):
         return None
     half = trials.shorter(case, p.nq // 2)
     times, there = 2.0, f"at {p.nq // 2:,} positions"
@@ -127,9 +129,14 @@ def _at_length(trials: Trials, case: Case) -> _Held | None:
 
 
 def _peak(trials: Trials, case: Case) -> int | None:
-    """Return the largest peak of a rank in the implementation; `None` if there is none, as of a run that failed."""
-    reports = trials.reports.get(case)
-    if reports is None:
-        run, _ = trials.run("alone", case)
-        reports = () if run.failure is not None else run.results
-    return max((one.memory[0] for one in reports if one.memory is not None), default=None)
+    """Return the largest peak of a rank in the implementation; `None` if there is none, as of a run that failed.
+
+    Where the case did not run yet it does so in processes of its own: in one that has held more before, that memory is
+    at hand, and no peak is seen.
+    """
+    if case not in trials.peaks:
+        with contextlib.closing(open_fast(trials.plan.world)) as world:
+            alone = Trials(trials.plan, world, trials.options, trials.progress)
+            alone.run("alone", case)
+        trials.peaks |= alone.peaks
+    return trials.peaks.get(case) or None

@@ -47,6 +47,7 @@ class Trials:
     Attributes:
         capabilities: what the implementation declares.
         reports: of each case, what the ranks reported last, but for runs of which nothing is verified.
+        peaks: of each case, the most bytes that the implementation took on a rank, in any run so far.
         grown: what its runs at short lengths took, if there were any.
     """
 
@@ -54,6 +55,7 @@ class Trials:
         self.plan, self.world, self.options, self.progress = plan, world, options, progress
         self.capabilities = plan.implementation.capabilities
         self.reports: dict[Case, Sequence[RankReport]] = {}
+        self.peaks: dict[Case, int] = {}
         self.grown: Growth | None = None
 
     def run(self, way: Way, case: Case, *, deadline: float = SECONDS) -> tuple[Run, dict[int, Any]]:
@@ -71,8 +73,11 @@ class Trials:
                     deadline=self.options.deadline or deadline,
                     load=Load(target, load, self.options.load_deadline, self.progress.loading),
                 )
-            if run.failure is None and way != "alone":
-                self.reports[case] = run.results
+            if run.failure is None:
+                peaks = [one.memory[0] for one in run.results if one.memory is not None]
+                self.peaks[case] = max([self.peaks.get(case, 0), *peaks])
+                if way != "alone":
+                    self.reports[case] = run.results
             return run, {rank: noted(Path(notes), rank) for rank in range(case.world_size)}
 
     def _seconds(self, case: Case) -> tuple[float, float] | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -27,8 +25,7 @@ def trials_with(claim: str, peaks: dict[Case, int]) -> Trials:
     declared = dataclasses.replace(ring, capabilities=dataclasses.replace(ring.capabilities, memory=claim))
     plan = planned("ring", declared, world="simulated", world_sizes=None, crew=None)
     trials = Trials(plan, SimulatedWorld(), Options(), HIDDEN)
-    reports: Any = {case: [SimpleNamespace(memory=(peak, peak))] for case, peak in peaks.items()}
-    trials.reports = reports
+    trials.peaks = dict(peaks)
     return trials
 
 
