@@ -36,7 +36,8 @@ DIGEST = 8
 
 def terms_of(problem: Problem) -> dict[str, str]:
     """The terms of what is to be computed."""
-    return {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
+    terms = {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
+    return terms | {"sinks": "given" if problem.sinks else "None"}
 
 
 def terms_of_sinks(sinks: torch.Tensor, gradient: str) -> dict[str, str]:
