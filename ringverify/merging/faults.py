@@ -147,7 +147,7 @@ FAULTS: dict[str, MergeFault] = {
         ("base", "lse is taken for one of another base: base e and base 2 are mixed up", _other_base),
         (
             "given_base",
-            "the weights are of an lse of another base, and lse is returned in the right one: base e and 2 are mixed up",
+            "the weights are of an lse of another base, and lse has the right one: base e and base 2 are mixed up",
             _given_in_other_base,
         ),
         (
