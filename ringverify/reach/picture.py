@@ -20,7 +20,7 @@ MOST = 32
 SIGNS = ("·", "█", "░", "X", "?")
 WORDS = ("not read", "read", "lost", "leaked", "NaN")
 COLOURS = ("#f3f4f6", "#4c78a8", "#f2a33a", "#c62828", "#8e6bb0")
-PIXELS, LEFT, TOP = 384, 64, 40
+PIXELS, LEFT, TOP, WORD = 384, 64, 40, 110
 STYLE = (
     ":root{color-scheme:light dark}"
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -79,10 +79,10 @@ def svg(result: ReachResult) -> str:
             words.append(_text(LEFT - 8, TOP + middle + 4, name, "end"))
     words += [_text(LEFT + side / 2, 14, "tokens", "middle"), _text(LEFT - 8, 14, "outputs", "end")]
     for place, kind in enumerate(kinds):
-        x, y = LEFT + place * 110, TOP + side + 14
+        x, y = LEFT + place * WORD, TOP + side + 14
         words.append(f'<rect x="{x}" y="{y:g}" width="12" height="12" fill="{COLOURS[kind]}"/>')
         words.append(_text(x + 18, y + 10, f"{WORDS[kind]} ({int((result.pairs == kind).sum())})", "start"))
-    wide, high = LEFT + side + 16, TOP + side + 36
+    wide, high = LEFT + max(side + 16, len(kinds) * WORD), TOP + side + 36
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" width="{wide:g}" height="{high:g}" '
         'role="img" aria-label="which output reads which token" font-family="sans-serif" font-size="12">'
