@@ -183,6 +183,19 @@ def test_sinks_on_some_ranks_only_are_named():
     assert "rank 1 refuses: sinks has shape (3,)" in differing(lambda rank: SINKS[: HEADS - rank])
 
 
+def test_sinks_that_no_rank_can_use_are_no_difference_between_ranks():
+    """Each rank says what it expects."""
+
+    def program(rank):
+        with pytest.raises(ValueError, match="no rank can make its call: rank 0 refuses: sinks has shape") as raised:
+            ring_attention(*tensors(rank), sinks=SINKS[1:])
+        return str(raised.value)
+
+    (said,) = set(on_ranks(program))
+    assert "expected (4,), one for each query head" in said
+    assert "give every rank the same" not in said
+
+
 def test_sinks_are_compared_while_decoding_too_where_both_lengths_are_given():
     """Ranks that differ would return other results from one call; what one rank refuses is heard by all."""
     decoding = {
