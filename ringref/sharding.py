@@ -6,7 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ ShardingFunction = Callable[[int, int], Sequence[Any]]
 """A user's own sharding: `(seq_len, world_size) -> list of position tensors`, one per rank."""
 BalancingFunction = Callable[[tuple[int, ...], int], Sequence[Any]]
 """A user's own sharding by documents: `(documents, world_size) -> list of position tensors`, one per rank."""
+RestoringFunction = Callable[[tuple[int, ...], int], Any]
+"""`(documents, world_size) -> rows`: in which row of the shards, one rank's after another's, each position lies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +32,18 @@ class Balancer:
     Attributes:
         function: is given cumulative document lengths that begin at 0 and end at the number of positions; positions
             before the first document and after the last count as documents of their own. Without documents: `(0, N)`.
+        inverse: restores the order: is given the same, and returns N rows, so that the shards of all ranks, one after
+            another, indexed by them, are the positions in order. `None` if there is none of its own.
     """
 
     function: BalancingFunction
+    inverse: RestoringFunction | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"balancer({self.function!r}): expected a function (documents, world_size) -> positions")
+        if self.inverse is not None and not callable(self.inverse):
+            raise TypeError(f"inverse={self.inverse!r}: expected a function (documents, world_size) -> rows")
         object.__setattr__(self, "__qualname__", getattr(self.function, "__qualname__", repr(self.function)))
 
     def __call__(self, documents: tuple[int, ...], world_size: int) -> Sequence[Any]:
@@ -44,13 +51,25 @@ class Balancer:
         return self.function(documents, world_size)
 
 
-def balancer(function: BalancingFunction) -> Balancer:
+@overload
+def balancer(function: BalancingFunction, *, inverse: RestoringFunction | None = None) -> Balancer: ...
+@overload
+def balancer(*, inverse: RestoringFunction) -> Callable[[BalancingFunction], Balancer]: ...
+def balancer(
+    function: BalancingFunction | None = None, *, inverse: RestoringFunction | None = None
+) -> Balancer | Callable[[BalancingFunction], Balancer]:
     """Declare a function `(documents, world_size) -> list of positions, one a rank` as a sharding; also a decorator.
 
+    Args:
+        function: the function; without it, what is returned is the decorator.
+        inverse: what restores the order, if there is such a function; see `Balancer`.
+
     Raises:
-        TypeError: it cannot be called.
+        TypeError: one of them cannot be called.
     """
-    return Balancer(function)
+    if function is None and inverse is not None:
+        return lambda decorated: Balancer(decorated, inverse)
+    return Balancer(function, inverse)  # type: ignore[arg-type]  # None is refused there
 
 
 QueryShardingName = Literal["replicated", "contiguous", "zigzag", "striped"]
@@ -226,6 +245,23 @@ def query_positions(
         assert sharding.queries != "replicated"
         return key_positions(sharding.queries, length, world_size)
     return key_positions(sharding, length, world_size, documents)
+
+
+def restoring_rows(sharding: Balancer, length: int, world_size: int, documents: Sequence[int] | None) -> Positions:
+    """What the inverse of a balancer returns, `(N,)` int64, each row of the shards once.
+
+    Raises:
+        ValueError: it returns something else.
+    """
+    assert sharding.inverse is not None
+    of = covering(documents, length)
+    called = f"the inverse of {getattr(sharding, '__qualname__', sharding)}({of}, {world_size})"
+    rows = np.asarray(sharding.inverse(of, world_size)).reshape(-1)
+    if rows.size != length or (length and rows.dtype.kind not in "iu"):
+        raise ValueError(f"{called} returned {rows.size} rows of dtype {rows.dtype}: expected {length} integers")
+    if not np.array_equal(np.sort(rows), np.arange(length)):
+        raise ValueError(f"{called} is not a permutation: every row of range({length}) must be in it once")
+    return rows.astype(np.int64)
 
 
 def _zigzag_documents(documents: tuple[int, ...], world_size: int) -> list[Positions]:

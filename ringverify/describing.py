@@ -13,7 +13,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ringverify import targets
 from ringverify.errors import Inconclusive, UsageError
@@ -27,6 +27,9 @@ from ringverify.worlds.processes.rank import start_fork_server
 from ringverify.worlds.processes.wire import signal_name
 from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
 
+ShardingPart = Literal["sharding", "inverse"]
+Asked = tuple[int, ShardingPart, int | tuple[int, ...], int]
+"""A call of a declared sharding: its index, which function of it, and the arguments: length or documents, and ranks."""
 SHARDING_SECONDS = 10.0
 """Seconds that one call of a declared sharding function may take, in a process that has imported it already."""
 
@@ -59,29 +62,31 @@ class FunctionElsewhere:
 
 
 class ShardingElsewhere:
-    """Placeholder for a declared sharding function: calls it in another process, once for each pair of arguments.
+    """Placeholder for a function of a declared sharding: calls it in another process, once for each pair of arguments.
 
     In a `Balancer`, it is given documents in place of a length.
 
     Args:
         place: the other process.
-        number: its index among the declared shardings.
-        name: its name in cases and reports.
+        number: the sharding's index among those declared.
+        name: the sharding's name in cases and reports.
+        part: which function it is: what deals out positions, or the inverse of a `Balancer`.
     """
 
-    def __init__(self, place: _Place, number: int, name: str) -> None:
+    def __init__(self, place: _Place, number: int, name: str, part: ShardingPart = "sharding") -> None:
         self.__qualname__ = name
         self._place = place
         self._number = number
+        self._part = part
 
-    def __call__(self, of: int | tuple[int, ...], world_size: int) -> list[list[int]]:
-        """Return the global positions of each rank.
+    def __call__(self, of: int | tuple[int, ...], world_size: int) -> list[Any]:
+        """Return the global positions of each rank, or the rows of an inverse.
 
         Raises:
             ValueError: the function raised, ended its process or did not return in time; the message says which.
             Inconclusive: the other process could not be started.
         """
-        return self._place.shards(self._number, of, world_size)
+        return self._place.returned((self._number, self._part, of, world_size))
 
 
 def describe(target: str, *, seconds: float | None = None) -> Implementation:
@@ -146,7 +151,7 @@ class _Place:
         self._world = GlooWorld()
         self._kept = False
         self._loaded = False
-        self._shards: dict[tuple[int, int | tuple[int, ...], int], list[list[int]] | str] = {}
+        self._returned: dict[Asked, list[Any] | str] = {}
 
     def __reduce__(self) -> tuple[type[_Place], tuple[str, float]]:
         """Pickle as another process for the same target: one of the tool's processes sends it to another."""
@@ -173,21 +178,21 @@ class _Place:
         if not self._kept:
             self._world.close()
 
-    def shards(self, number: int, of: int | tuple[int, ...], world_size: int) -> list[list[int]]:
-        """Return the positions of each rank by one of the declared sharding functions; each result is kept."""
-        key = number, of, world_size
-        if key not in self._shards:
-            self._shards[key] = self._asked(*key)
-        found = self._shards[key]
+    def returned(self, asked: Asked) -> list[Any]:
+        """Return what one of the declared sharding functions returns; each result is kept."""
+        if asked not in self._returned:
+            self._returned[asked] = self._asked(asked)
+        found = self._returned[asked]
         if isinstance(found, str):
             raise ValueError(found)
         return found
 
-    def _asked(self, number: int, of: int | tuple[int, ...], world_size: int) -> list[list[int]] | str:
+    def _asked(self, asked: Asked) -> list[Any] | str:
         if not self._loaded:  # so that importing it is not part of the call's time
             self.described()
-        told = self.ask(_shard, (self._target, number, of, world_size), SHARDING_SECONDS)
-        what = f"the sharding of {self._target}, called with ({of}, {world_size}),"
+        told = self.ask(_shard, (self._target, asked), SHARDING_SECONDS)
+        _, part, of, world_size = asked
+        what = f"the {part} of {self._target}, called with ({of}, {world_size}),"
         if isinstance(told, Failure):
             self._loaded = False
             if told.kind == "deadline":
@@ -226,19 +231,21 @@ class _Place:
         function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"])
         if "shardings" not in told:
             return MergeImplementation(function, str(told["name"]), MergeCapabilities(**fields))
-        functions = [
-            ShardingElsewhere(self, number, one["function"]) if isinstance(one, dict) else one
-            for number, one in enumerate(told["shardings"])
-        ]
-        from ringref.sharding import balancer  # it imports numpy
-
-        balancers = [isinstance(one, dict) and one["by_documents"] for one in told["shardings"]]
         if not isinstance(told["name"], str):
             raise TypeError(f"its name is {told['name']!r}")
-        self._kept = any(isinstance(one, ShardingElsewhere) for one in functions)
-        made = [balancer(one) if by else one for one, by in zip(functions, balancers, strict=True)]
+        self._kept = any(isinstance(one, dict) for one in told["shardings"])
+        made = [self._sharding(number, one) for number, one in enumerate(told["shardings"])]
         sharding = tuple(made) if told["several"] else made[0]
         return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
+
+    def _sharding(self, number: int, told: Any) -> Any:
+        """The name of a sharding, or one whose functions are called in the process."""
+        if not isinstance(told, dict):
+            return told
+        from ringref.sharding import balancer  # it imports numpy
+
+        function, inverse = (ShardingElsewhere(self, number, told["function"], part) for part in get_args(ShardingPart))
+        return balancer(function, inverse=inverse if told["inverse"] else None) if told["by_documents"] else function
 
 
 def place_of(implementation: Implementation | MergeImplementation) -> tuple[str | None, int | None]:
@@ -304,27 +311,38 @@ def _told(found: Implementation | MergeImplementation) -> dict[str, Any]:
     }
     if isinstance(found, MergeImplementation):
         return told
-    from ringref.sharding import by_documents
+    from ringref.sharding import Balancer, by_documents
 
     shardings = found.capabilities.shardings
     return told | {
         "several": isinstance(declared.pop("sharding"), tuple),
         "shardings": [
-            one if isinstance(one, str) else {"function": sharding_name(one), "by_documents": by_documents(one)}
+            one
+            if isinstance(one, str)
+            else {
+                "function": sharding_name(one),
+                "by_documents": by_documents(one),
+                "inverse": isinstance(one, Balancer) and one.inverse is not None,
+            }
             for one in shardings
         ],
     }
 
 
-def _shard(asked: tuple[str, int, int | tuple[int, ...], int]) -> str:
-    """Call a declared sharding function; return as JSON the positions of each rank, or a text on what it raised."""
+def _shard(asked: tuple[str, Asked]) -> str:
+    """Call a declared sharding function; return as JSON what it returned, or a text on what it raised."""
     import numpy as np
 
-    from ringref.sharding import by_documents
+    from ringref.sharding import Balancer, by_documents
 
-    target, number, of, world_size = asked
+    target, (number, part, of, world_size) = asked
     try:
         sharding = targets.load(target).capabilities.shardings[number]
+        if part == "inverse":
+            assert isinstance(sharding, Balancer)
+            assert sharding.inverse is not None
+            assert isinstance(of, tuple)
+            return json.dumps(np.asarray(sharding.inverse(of, world_size)).reshape(-1).tolist())
         assert callable(sharding)
         call: Callable[..., Any] = sharding
         told, again = (

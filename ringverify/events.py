@@ -384,6 +384,15 @@ class CounterexampleEvent:
     scale: Annotated[
         tuple[str, ...] | None, "of the suite scale: the arguments of ringverify check that show it again"
     ] = None
+    sum: Annotated[
+        tuple[int, int, int, int] | None,
+        "of the suite scale, where sums over all rows differ: the number of the identity, element of the batch, key "
+        "head and dimension",
+    ] = None
+    smaller: Annotated[str | None, "of the suite scale: the file of a smaller case, which the ordinary suite found"] = (
+        None
+    )
+    smaller_property: Annotated[str | None, "the property that this case violates"] = None
     merge: Annotated[tuple[str, ...] | None, "of a merge: the arguments of ringverify check that show it again"] = None
     replay: str
 

@@ -41,10 +41,10 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """This rank's tokens and their positions to logits."""
 
-    def __init__(self, attend):
+    def __init__(self, attend, layers=LAYERS):
         super().__init__()
         self.embed, self.to_logits = nn.Embedding(VOCABULARY, CHANNELS), nn.Linear(CHANNELS, VOCABULARY)
-        self.layers = nn.ModuleList([Layer(attend) for _ in range(LAYERS)])
+        self.layers = nn.ModuleList([Layer(attend) for _ in range(layers)])
 
     def forward(self, tokens, positions):
         x = self.embed(tokens)
@@ -57,6 +57,12 @@ class Model(nn.Module):
 def ring(group):
     """Right: attention over the ring."""
     return Model(RingAttention(group=group, causal=True, sharding="zigzag"))
+
+
+@ringverify.model(causal=True, sharding="zigzag", length=256)
+def ring_of_four_layers(group):
+    """Right: twice as deep, on four times as many tokens."""
+    return Model(RingAttention(group=group, causal=True, sharding="zigzag"), layers=4)
 
 
 def plain(q, k, v, causal=True):

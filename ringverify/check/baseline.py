@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ringverify.errors import UsageError, instead
-from ringverify.events import Known
+from ringverify.events import Known, PropertyEvent
 from ringverify.files import read_toml, refusing
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.suites import METHODS
 
 TABLE = "violation"
 REQUIRED = ("implementation", "property", "reason", "link")
@@ -66,6 +67,15 @@ class Baseline:
         return sorted({known.implementation for known in self.violations.values()} - {*implementations})
 
 
+def expected(event: PropertyEvent, baseline: Baseline, *, whole: bool = True) -> PropertyEvent:
+    """Add to an event what the baseline says; a pass of an incomplete trial (not `whole`) is never unexpected."""
+    id = (event.implementation, event.property)
+    known, surprise = baseline.known(*id), baseline.surprise(*id)
+    if event.verdict == "fail" and known is not None:
+        return dataclasses.replace(event, known=known.told())
+    return dataclasses.replace(event, unexpected=surprise) if event.verdict == "pass" and whole else event
+
+
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline from a TOML file, and check its keys, properties and values.
 
@@ -119,6 +129,7 @@ def _known(entry: dict[str, Any], place: str) -> KnownViolation:
         raise UsageError(f"{place}: found is {known.found!r}; expected {' or '.join(map(repr, FOUND))}")
     if not known.link.startswith(("https://", "http://")):
         raise UsageError(f"{place}: link is {known.link!r}; expected an http or https address")
-    if known.property not in PROPERTIES:
-        raise UsageError(f"{place}: unknown property {known.property!r}{instead(known.property, PROPERTIES)}")
+    properties = (*PROPERTIES, *METHODS)
+    if known.property not in properties:
+        raise UsageError(f"{place}: unknown property {known.property!r}{instead(known.property, properties)}")
     return known

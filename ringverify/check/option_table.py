@@ -128,7 +128,7 @@ OPTIONS: tuple[Option, ...] = (
         read=count,
         metavar="N",
         meaning="decides which cases are tried",
-        default="0; nightly: a new one each run, printed at the start",
+        default="0; nightly, scale: a new one each run, printed at the start",
     ),
     Option(name="max_examples", read=positive, metavar="N", meaning="examples of each property, at most"),
     Option(

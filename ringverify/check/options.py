@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringverify.properties.property import Property
 
 MOST_DRAWN = 2**32
-"""Seeds of nightly runs are drawn below this."""
+"""Seeds that are drawn are below this."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,8 +224,8 @@ def device_for(asked: str | None, world: str | None, *, on_gpus: bool = False) -
     return asked or ("cuda" if on_gpus or world == "nccl" else "cpu")
 
 
-def seed_for(suite: Suite, asked: int | None, drawn: int | None = None) -> int:
-    """Return the seed of a run: the one asked for, else 0, or a random one in the nightly suite.
+def seed_for(suite: str, asked: int | None, drawn: int | None = None) -> int:
+    """Return the seed of a run: the one asked for, else 0, or a random one in the suites nightly and scale.
 
     Args:
         suite: the suite that is run.
@@ -234,6 +234,6 @@ def seed_for(suite: Suite, asked: int | None, drawn: int | None = None) -> int:
     """
     if asked is not None:
         return asked
-    if suite != "nightly":
+    if suite not in ("nightly", SCALE):
         return 0
     return secrets.randbelow(MOST_DRAWN) if drawn is None else drawn

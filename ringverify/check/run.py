@@ -20,7 +20,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import affordable_examples
 from ringverify.check import casefile, first_look
-from ringverify.check.baseline import Baseline
+from ringverify.check.baseline import expected
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.counting import joined
@@ -517,7 +517,7 @@ class ImplementationRun:
             remembered=found.remembered or None,
         )
         if options.baseline is not None:
-            event = _expected(event, options.baseline, whole=not found.out_of_time)
+            event = expected(event, options.baseline, whole=not found.out_of_time)
         tried = None
         if found.examples:
             tried = tried_event(found.tried, property, runner.capabilities, implementation=event.implementation)
@@ -594,15 +594,6 @@ class ImplementationRun:
 def _not_decided(event: PropertyEvent, error: Exception) -> PropertyOutcome:
     """Return the outcome of a property whose trial ended with an error of ours or of the world."""
     return PropertyOutcome(with_mishaps(event, [Mishap.of(error, f"trying {event.property}")]))
-
-
-def _expected(event: PropertyEvent, baseline: Baseline, *, whole: bool) -> PropertyEvent:
-    """Add to an event what the baseline says; a pass of an incomplete trial (not `whole`) is never unexpected."""
-    id = (event.implementation, event.property)
-    known, surprise = baseline.known(*id), baseline.surprise(*id)
-    if event.verdict == "fail" and known is not None:
-        return dataclasses.replace(event, known=known.told())
-    return dataclasses.replace(event, unexpected=surprise) if event.verdict == "pass" and whole else event
 
 
 def recorded(case: Case) -> RecordedCase:

@@ -88,7 +88,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     with one_thread_for_numpy():  # the oracle's, where this process has no workers
         from ringverify.check.run import check
         from ringverify.merging.run import asked_of_merges, check_merges
-        from ringverify.scale.run import check_scale, wanted
+        from ringverify.scale.request import wanted
+        from ringverify.scale.run import check_scale
 
     subjects, merges = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})

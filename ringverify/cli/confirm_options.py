@@ -11,8 +11,6 @@ from rich.console import Console
 from ringverify.option_types import Renamed, positive, seconds
 from ringverify.words import say_on
 
-DEADLINE = 120.0
-
 RULE = (
     "Exit codes: 0 every violation of the reports is shown by its script, 1 at least one is not, whatever the reason, "
     "2 wrong usage, 3 the reports hold no violation."
@@ -42,7 +40,10 @@ def add_parser(commands: Any) -> None:
         help="print only the imported targets, the violations not shown, and the summary",
     )
     parser.add_argument(
-        "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
+        "--deadline",
+        type=seconds,
+        metavar="SECONDS",
+        help="time for one script (default: 120; of the suite scale: 3600)",
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="scripts side by side (default: 1)")
     parser.set_defaults(run=run)

@@ -27,7 +27,7 @@ from ringverify.events import Event, Hint
 from ringverify.files import refusing, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
-from ringverify.scale.rank import Method
+from ringverify.properties.suites import Method
 from ringverify.scale.replaying import replay_at_length
 from ringverify.words import legible_lines
 from ringverify.worlds import reproducible
@@ -131,8 +131,9 @@ def replay(
     world_name = _world_name(recorded.world, path, in_process=in_process)
     long: tuple[Method, ...] = tuple(one for one in get_args(Method) if one == recorded.property)
     if long and (in_process or written is not None):
-        option = "--in-process" if in_process else "--snippet"
-        raise UsageError(f"{option}: case {path} is one of the suite scale, which needs its ranks; leave it out")
+        what = "--in-process" if in_process else "--snippet"
+        way = "" if in_process else "; ringverify confirm REPORT.jsonl --scripts FOLDER writes a script of it"
+        raise UsageError(f"{what}: case {path} is one of the suite scale, which needs its ranks; leave it out{way}")
     properties = [] if long else select((recorded.property,), ())
     if target is not None:
         recorded = dataclasses.replace(recorded, target=target)

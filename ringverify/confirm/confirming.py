@@ -1,8 +1,9 @@
 """`ringverify confirm`: reproduce the violations of a report without this tool.
 
 Each counterexample is written as a stand-alone script (`ringverify.confirm.script`), which runs the implementation in
-processes over gloo and compares it with dense attention by autograd. It runs no code of the simulated world, the oracle
-or a property, so what it shows is no error there; multiplicities and errors allowed stand in it as literals.
+processes over gloo and compares it with dense attention by autograd; of a long case of the suite scale it computes some
+rows again. It runs no code of the simulated world, the oracle or a property, so what it shows is no error there;
+multiplicities and errors allowed stand in it as literals.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Literal
@@ -27,12 +28,16 @@ from ringverify.cases.case import why_unsupported
 from ringverify.check import casefile
 from ringverify.check.casefile import CaseFile
 from ringverify.check.trusting import agree
-from ringverify.confirm.script import Script, snippet
+from ringverify.confirm.long_script import long_script
+from ringverify.confirm.script import snippet
+from ringverify.confirm.source import Script
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import CounterexampleEvent, as_json, from_json
 from ringverify.files import read_json, refusing, write_whole
+from ringverify.implementation import Capabilities
 from ringverify.properties.catalogue import select
+from ringverify.properties.suites import METHODS
 from ringverify.reports.command import look_at_file
 from ringverify.reports.jsonl import read_report
 from ringverify.reports.story import replay_of
@@ -49,6 +54,8 @@ OUTPUT = 65_536
 """Bytes that are kept of the end of each output stream of a script, including what its ranks print."""
 RIGHT = "every result is within the allowed error on this machine"
 """The line for a script that shows nothing wrong, as the script prints it."""
+DEADLINE, LONG_DEADLINE = 120.0, 3600.0
+"""Seconds that a script gets where none are asked for, and one of a long case."""
 STARTING = 180.0
 """Seconds that a script gets on top of its deadline: to start, to import the implementation in ranks, and to end."""
 
@@ -101,7 +108,7 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     if options.json is not None:
         look_at_file("--json", options.json)
     events = [event for path in options.reports for event in read_report(path)]
-    found = [event for event in events if isinstance(event, CounterexampleEvent)]
+    found = [one for event in events if isinstance(event, CounterexampleEvent) for one in _with_smaller(event)]
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
     recorded = [_recorded(event) for event in found]
@@ -145,6 +152,14 @@ def read(path: Path) -> list[Confirmation]:
         raise UsageError(f"{path} is not what ringverify confirm --json writes") from None
 
 
+def _with_smaller(event: CounterexampleEvent) -> list[CounterexampleEvent]:
+    """Return a violation, and that of the smaller case which the suite scale found of it, if it did."""
+    if event.smaller is None or event.smaller_property is None:
+        return [event]
+    smaller = dataclasses.replace(event, property=event.smaller_property, file=event.smaller, smaller=None, sum=None)
+    return [event, smaller]
+
+
 def _recorded(event: CounterexampleEvent) -> CaseFile | None:
     """Read the case file of a violation; `None` for violations without one, as of golden vectors.
 
@@ -174,11 +189,11 @@ class Scripts:
 
     Args:
         folder: folder for the scripts.
-        deadline: seconds for one script, loading not included.
+        deadline: seconds for one script, loading not included; `None` is what suits its case.
         names: script name by case file, as from `names_of`; by default the file's stem.
     """
 
-    def __init__(self, folder: Path, deadline: float, names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, deadline: float | None, names: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._deadline = deadline
         self._names = names or {}
@@ -199,13 +214,11 @@ class Scripts:
             capabilities = describe(recorded.target).capabilities
         except Inconclusive as error:
             return _not_shown(event, str(error))
-        (property,) = select((recorded.property,), ())
         if (reason := why_unsupported(recorded.case, capabilities)) is not None:
             return _not_shown(event, f"{recorded.target} does not declare what the case needs: {reason}")
         name, seen = self._names.get(event.file, Path(event.file).stem), None
-        for number, case in enumerate(property.compared(recorded.case, capabilities)):
-            script = self._folder / f"{name}{f'-{number}' if number else ''}.py"
-            said = self._run(snippet(dataclasses.replace(recorded, case=case), capabilities), script)
+        for number, source in enumerate(_sources(recorded, event, capabilities)):
+            said = self._run(source, self._folder / f"{name}{f'-{number}' if number else ''}.py", recorded.property)
             shown = not isinstance(said, str) and shows(said, event)
             if seen is None or shown:
                 lines = (said,) if isinstance(said, str) else said.lines or (RIGHT,)
@@ -217,7 +230,7 @@ class Scripts:
         assert seen is not None
         return seen
 
-    def _run(self, script: Script, path: Path) -> Said | str:
+    def _run(self, script: Script, path: Path, property: str) -> Said | str:
         """Run a script and return its result, or why it has none; scripts with equal programs are run once."""
         with self._lock:
             mine = script.program not in self._ran
@@ -226,10 +239,20 @@ class Scripts:
             write_whole(path, script.text)
         if mine:
             try:
-                future.set_result(_ran(path, self._deadline))
+                future.set_result(_ran(path, self._deadline or (LONG_DEADLINE if property in METHODS else DEADLINE)))
             except BaseException as error:
                 future.set_exception(error)
         return future.result()
+
+
+def _sources(recorded: CaseFile, event: CounterexampleEvent, capabilities: Capabilities) -> Iterator[Script]:
+    """Yield the scripts of a violation: one for each case that its property compares, and one of a long case."""
+    if recorded.property in METHODS:
+        yield long_script(recorded, event, capabilities)
+        return
+    (property,) = select((recorded.property,), ())
+    for case in property.compared(recorded.case, capabilities):
+        yield snippet(dataclasses.replace(recorded, case=case), capabilities)
 
 
 def shows(said: Said, event: CounterexampleEvent) -> bool:

@@ -554,7 +554,7 @@ class _Exploration:
             "schedule": bool(case.delayed) or case.transport != "buffered",
             "sharding": len(sharding_names(case, self.varying.c)) > 1,
             "calls": bool(case.chunks),
-            "pages": case.page_table is not None,
+            "page table": case.page_table is not None,
         }
         masks = (*MASKS, "softcap", "scale")
         return {"ranks", "length"} | {name for name, has in more.items() if has} | {n for n in masks if getattr(p, n)}

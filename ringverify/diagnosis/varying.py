@@ -43,7 +43,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "cotangent": ("cotangent",),
     "group": ("group",),
     "calls": ("chunks",),
-    "pages": ("page_table",),
+    "page table": ("page_table",),
     "schedule": ("schedule", "transport", "delayed"),
 }
 """What a factor is in a case, but for ranks and lengths, which are two factors each."""
@@ -123,7 +123,7 @@ class Varying:
             "cotangent": lambda case: _each(case, "cotangent", ("out", "lse", "both")),
             "group": lambda case: _each(case, "group", ("world", "offset", "strided")),
             "calls": self._calls,
-            "pages": self._pages,
+            "page table": self._pages,
             "schedule": self._schedule,
         }
         self._of: dict[tuple[Case, str], list[Case]] = {}

@@ -77,12 +77,37 @@ _add("O173", "pages are taken to lie in the order of the sequence", replace(STEP
 _add("O174", "pages are taken to be dealt to the ranks in turn", replace(STEPS, keys=_in_turn))
 
 
+def _one_after_another(here: Here, hop: int, owner: int) -> Tensor:
+    """Positions of a block as if the cache lay contiguous."""
+    first = sum(map(len, here.shards[:owner]))
+    return torch.arange(first, first + len(here.shards[owner]), device=here.shards[owner].device)
+
+
+def _of_rank(by: int) -> Steps:
+    """The ring that takes a block for the pages of another rank, as far as there are rows for them."""
+
+    def keys(here: Here, hop: int, owner: int) -> Tensor:
+        own, other = here.shards[owner], here.shards[(owner + by) % here.size]
+        return own if here.call.page_table is None else torch.cat([other, own[len(other) :]])[: len(own)]
+
+    return replace(STEPS, keys=keys)
+
+
+FAULTS.cause("the cache is taken to lie contiguous", replace(STEPS, keys=_one_after_another))
+FAULTS.cause("pages are taken to be those of the next rank", _of_rank(1))
+FAULTS.cause("pages are taken to be those of the rank before", _of_rank(-1))
+
+
 def _whole_pages(here: Here, i: Tensor, j: Tensor) -> Tensor:
     table = here.call.page_table
     whole = here.problem.nk if table is None else here.problem.nk // table.page_size * table.page_size
     return (j < whole) | (j >= here.call.offset)
 
 
+FAULTS.cause(
+    "a single query is masked as if it were one position earlier: it does not attend its own token",
+    _only(lambda here, i, j: (j < i) | (here.problem.nq > 1) | (here.call.offset == 0)),
+)
 _add("O175", "of earlier tokens, those of a page that is not full are left out", _only(_whole_pages))
 
 

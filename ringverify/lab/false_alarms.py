@@ -26,7 +26,10 @@ from ringverify.implementation import sharding_name
 from ringverify.lab.killing import Effort, side_by_side
 from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.scale.rank import LongTask, Method, rows_to_sample, verify
+from ringverify.properties.suites import Method
+from ringverify.scale.rank import verify
+from ringverify.scale.sampling import rows_to_sample
+from ringverify.scale.task import LongTask
 from ringverify.targets import load
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import WorldUnavailable

@@ -13,7 +13,10 @@ from typing import get_args
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.faults.length import AT_LENGTH
-from ringverify.scale.rank import LongTask, Method, rows_to_sample, verify
+from ringverify.properties.suites import Method
+from ringverify.scale.rank import verify
+from ringverify.scale.sampling import rows_to_sample
+from ringverify.scale.task import LongTask
 from ringverify.targets import load
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import World

@@ -49,6 +49,7 @@ class PublishedProperty:
     margin: float | None
     examples: int
     reason: str | None
+    figures: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -317,6 +318,7 @@ def told_of(one: ImplementationResult, confirmed: Mapping[str, tuple[Outcome, Se
                 margin=outcome.verdict.margin,
                 examples=outcome.verdict.examples,
                 reason=outcome.verdict.reason,
+                figures=outcome.verdict.figures,
             )
             for outcome in one.outcomes.values()
         },

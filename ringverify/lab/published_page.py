@@ -278,7 +278,13 @@ def _matrices(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
             for id, one in all_told.properties.items()
             if one.verdict == "inconclusive" or (one.reason and one.verdict != "unsupported")
         )
-        if notes := [*lacking, *reasons]:
+        figures = [
+            f"`{_short(target, package)}`, {id}: {figure}"
+            for target, all_told in told.items()
+            for id, one in all_told.properties.items()
+            for figure in one.figures or ()
+        ]
+        if notes := [*lacking, *reasons, *figures]:
             yield "\n".join(f"- {note}" for note in notes) + "\n"
 
 

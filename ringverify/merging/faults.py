@@ -60,6 +60,11 @@ def _other_base(outs: Tensor, lses: Tensor, base: Base) -> Both:
     return summed(w, outs), lse / factor
 
 
+def _given_in_other_base(outs: Tensor, lses: Tensor, base: Base) -> Both:
+    w, lse = weights(lses * (LN2 if base == "e" else 1 / LN2))
+    return summed(w, outs), lse
+
+
 def _returned_times(factor: Callable[[Base], float]) -> Callable[[Tensor, Tensor, Base], Both]:
     def function(outs: Tensor, lses: Tensor, base: Base) -> Both:
         w, lse = weights(lses)
@@ -140,6 +145,11 @@ FAULTS: dict[str, MergeFault] = {
     for id, sentence, function in (
         ("sigmoid", "empty partials give NaN: -inf - (-inf)", _sigmoids),
         ("base", "lse is taken for one of another base: base e and base 2 are mixed up", _other_base),
+        (
+            "given_base",
+            "the weights are of an lse of another base, and lse has the right one: base e and base 2 are mixed up",
+            _given_in_other_base,
+        ),
         (
             "returned_base",
             "the weights are right, and lse is returned in another base: base e and base 2 are mixed up",

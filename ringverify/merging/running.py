@@ -193,11 +193,14 @@ class _Called:
                 rule="shape",
                 tensor=name,
             )
-        wrong = not tensor.is_floating_point() if dtype is None else tensor.dtype != dtype
+        if dtype is None:  # wider is no loss
+            wrong = not tensor.is_floating_point() or torch.finfo(tensor.dtype).eps > torch.finfo(like.dtype).eps
+        else:
+            wrong = tensor.dtype != dtype
         if wrong:
-            wanted = "a floating-point dtype" if dtype is None else str(dtype).removeprefix("torch.")
+            wanted = f"{_name(like.dtype)} or wider" if dtype is None else _name(dtype)
             raise ContractError(
-                f"returned {name} in {str(tensor.dtype).removeprefix('torch.')}: {wanted} is expected; another one is "
+                f"returned {name} in {_name(tensor.dtype)}: {wanted} is expected; another one is "
                 f"declared with {name}_dtype",
                 rule="dtype",
                 tensor=name,
@@ -265,3 +268,7 @@ def _same_bits(now: torch.Tensor, before: torch.Tensor) -> bool:
 
 def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

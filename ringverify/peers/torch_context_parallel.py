@@ -24,9 +24,11 @@ What is declared, and where it says so (`torch/distributed/tensor/experimental/_
   the input dtype by the kernel;
 - the log-sum-exp of the merged result is what `_templated_ring_attention` says it returns, next to out; autograd has
   no formula for it;
-- `flex-documents-balanced`: `_PerDocumentHeadTailLoadBalancer`; `_context_parallel_shard` and
-  `context_parallel_unshard` move rows to where it says and back. It asserts that 2P divides each document's length, so
-  it is told documents whose ends are rounded to that: it says which rank holds a position, the mask what is attended;
+- `flex-documents-balanced`: `_PerDocumentHeadTailLoadBalancer`, whose indices and restore indices are a balancer and
+  its inverse. Where shards are contiguous, `_context_parallel_shard` and `context_parallel_unshard` move rows to where
+  it says and back. It asserts that 2P divides each document's length, so it is told documents whose ends are rounded
+  to that: it says which rank holds a position, the mask what is attended. Its documentation promises no number, so no
+  `balance` is claimed, and the figure is only told;
 - `_create_cp_block_mask` "requires Q_LEN to be divisible by CP mesh world size * BLOCK_SIZE (BLOCK_SIZE defaults to
   128)"; a row that attends nothing is 0, as flex attention has it;
 - lengths that 2P divides, or P without balancing, are asserted by the balancer and needed by equal messages;
@@ -51,7 +53,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-from ringref.sharding import key_positions
+from ringref.sharding import balancer, covering, key_positions
 from ringverify.implementation import AttentionCall, Implementation, implementation
 from ringverify.merge_contract import merge
 from ringverify.peers import torch_flash_kernel
@@ -167,10 +169,31 @@ def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     return out
 
 
+def _per_document(documents: tuple[int, ...], world_size: int) -> Any:
+    """torch's balancer of documents from the first position to the last; 2P has to divide the last."""
+    step = 2 * world_size
+    rounded = [0, *(end // step * step for end in documents[1:-1]), documents[-1]]
+    lengths = [stop - start for start, stop in itertools.pairwise(rounded)]
+    return _cp._PerDocumentHeadTailLoadBalancer([lengths], world_size, "cpu")
+
+
+def _restored(documents: tuple[int, ...], world_size: int) -> Tensor:
+    """The row of each position, as torch's balancer says."""
+    (rows,) = _per_document(documents, world_size)._generate_indices(restore=True)
+    return rows  # type: ignore[no-any-return]  # torch leaves it untyped
+
+
+@functools.partial(balancer, inverse=_restored)
+def per_document(documents: tuple[int, ...], world_size: int) -> list[Tensor]:
+    """What each rank holds: `_context_parallel_shard` cuts the balancer's indices in one piece for each."""
+    (indices,) = _per_document(documents, world_size)._generate_indices()
+    return list(indices.chunk(world_size))
+
+
 def _documents(balanced: bool) -> Implementation:
     @_declared(
         name=f"{NAME}-flex-documents{'-balanced' if balanced else ''}",
-        sharding="contiguous",
+        sharding=("contiguous", per_document) if balanced else "contiguous",
         causal="both",
         documents=True,
         length_multiple=128,
@@ -185,17 +208,14 @@ def _documents(balanced: bool) -> Implementation:
             inside = (ids[i] == ids[j]) & (ids[i] > 0) & (ids[i] < len(ends))
             return inside & (j <= i) if call.causal else inside
 
-        balancer = None
-        if balanced:
-            step = 2 * call.world_size
-            rounded = [0, *(int(end) // step * step for end in ends[1:-1]), n]
-            lengths = [stop - start for start, stop in itertools.pairwise(rounded)]
-            balancer = _cp._PerDocumentHeadTailLoadBalancer([lengths], call.world_size, q.device)
-            q, k, v = (_moved(x, mesh, balancer, True) for x in (q, k, v))
+        order = _per_document(covering(call.documents, n), call.world_size) if balanced else None
+        moves = balanced and call.sharding == "contiguous"
+        if moves:
+            q, k, v = (_moved(x, mesh, order, True) for x in (q, k, v))
         whole = create_block_mask(attends, None, None, n, n, device=q.device.type)
-        (mask,) = _cp._context_parallel_shard(mesh, (whole,), (_SEQUENCE,), balancer)
+        (mask,) = _cp._context_parallel_shard(mesh, (whole,), (_SEQUENCE,), order)
         out: Tensor = _parallel(_DenseFlex(), "FLEX", call)(q, k, v, _allowed(mask, q.shape[_SEQUENCE], n), call.scale)
-        return _moved(out, mesh, balancer, False) if balanced else out
+        return _moved(out, mesh, order, False) if moves else out
 
     return attend
 

@@ -1,7 +1,8 @@
 """`balance`: how evenly a sharding that depends on documents deals out the work.
 
-The work of a rank are the pairs of a query that it holds and a key that this query attends. A query is not divided
-between ranks, so besides what is claimed, the pairs of the longest query are allowed.
+Each position is on one rank, the same one at each call; an inverse that is declared restores the order; and no rank
+has more work than is claimed. The work of a rank are the pairs of a query that it holds and a key that this query
+attends. A query is not divided between ranks, so besides what is claimed, the pairs of the longest query are allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref.problem import Problem
-from ringref.sharding import Positions, by_documents, covering
+from ringref.sharding import Balancer, Positions, by_documents, covering, restoring_rows
 from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.choices import Choices, Maker, SeededChoices
 from ringverify.cases.running import Runner, shards
@@ -42,6 +43,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     except Exception as error:  # of the declared function, or about what it returned
         return Judgement(0.0, Violation(("sharding",), None, one_line(error)))
     digest = hashlib.sha256(b"|".join(positions.tobytes() for positions in held)).hexdigest()
+    if (violation := _not_restored(case, runner.capabilities, held)) is not None:
+        return Judgement(0.0, violation, digest)
     if (claimed := runner.capabilities.balance) is None:
         return Judgement(0.0, None, digest)
     pairs = _pairs(case.problem)
@@ -57,6 +60,27 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         f"{len(work)} ranks; allowed are {claimed:g} times and the {longest} pairs of the longest query"
     )
     return Judgement(margin, Violation(("balance",), busiest, summary), digest)
+
+
+def _not_restored(case: Case, c: Capabilities, held: list[Positions]) -> Violation | None:
+    """How the declared inverse fails to put rows back in the order of positions."""
+    sharding, length = c.sharding_named(case.sharding), case.problem.nq
+    if not isinstance(sharding, Balancer) or sharding.inverse is None:
+        return None
+    try:
+        rows = restoring_rows(sharding, length, case.world_size, case.problem.documents)
+    except Inconclusive:
+        raise
+    except Exception as error:  # of the declared function, or about what it returned
+        return Violation(("inverse", "rows"), None, one_line(error))
+    restored = np.concatenate(held)[rows]
+    if not (wrong := np.flatnonzero(restored != np.arange(length))).size:
+        return None
+    summary = (
+        f"the inverse of {case.sharding} does not restore the order: in place of position {wrong[0]} it puts position "
+        f"{restored[wrong[0]]}; {wrong.size} of {length} are wrong"
+    )
+    return Violation(("inverse", "order"), None, summary)
 
 
 def _pairs(problem: Problem) -> NDArray[np.int64]:
@@ -128,7 +152,8 @@ def _unsupported(c: Capabilities) -> str | None:
 
 BALANCE = Property(
     id="balance",
-    meaning="a sharding by documents holds each position once, at each call; where claimed, no rank has too much work",
+    meaning="a sharding by documents holds each position once, at each call, and its inverse restores the order; where "
+    "claimed, no rank has too much work",
     examples=40,
     cases=_cases,
     judge=_judge,

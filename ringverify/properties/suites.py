@@ -11,6 +11,14 @@ SUITES: tuple[Suite, ...] = get_args(Suite)
 SCALE = "scale"
 """The suite that tries one long case; `ringverify.scale` is its loop."""
 
+Method = Literal["every_row", "sampled_rows", "identities"]
+METHODS: dict[str, str] = {
+    "every_row": "every row equals the oracle's, on queries and keys from codebooks",
+    "sampled_rows": "sampled rows, and all gradients of keys through them, equal the oracle's on ordinary inputs",
+    "identities": "sums of out and gradients over all rows agree with one another and the inputs, on ordinary inputs",
+}
+"""The properties that this suite alone has, and what must hold."""
+
 SMOKE_EXAMPLES = 10
 """Largest number of cases of a property in the smoke suite. Most faults break most cases, so a few show them."""
 

@@ -121,7 +121,7 @@ def told(result: ReachResult) -> list[str]:
 
 
 def as_data(result: ReachResult) -> dict[str, Any]:
-    """Return a result as JSON values; a digit for each pair: 0 not read, 1 read, 2 lost, 3 leaked."""
+    """Return a result as JSON values; a digit for each pair: 0 not read, 1 read, 2 lost, 3 leaked, 4 NaN."""
     return {
         "target": result.target,
         "world": result.world,

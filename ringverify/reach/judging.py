@@ -29,7 +29,7 @@ from ringverify.words import plural
 
 DeviationKind = Literal["nan", "leaked", "lost", "values", "loss", "gradients", "silent", "failed"]
 
-UNREACHED, REACHED, LOST, LEAKED = range(4)
+UNREACHED, REACHED, LOST, LEAKED, NAN = range(5)
 """What became of a pair of an output and a token."""
 
 
@@ -56,6 +56,7 @@ class Evidence:
         alone, ranks: outputs, losses and gradients.
         alone_probed, ranks_probed: which outputs move.
         recount: computes the outputs of one process that counts positions within shards; see `rank.recount`.
+        first_nan: runs the ranks again and says where they first compute NaN, or `None`.
     """
 
     problem: Problem | None
@@ -70,6 +71,7 @@ class Evidence:
     alone_probed: Probed
     ranks_probed: Sequence[Probed]
     recount: Callable[[], list[tuple[str, Array]]]
+    first_nan: Callable[[], str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +144,8 @@ class _Judging:
             where = f"{plural('rank', len(wrong))} {', '.join(wrong)}"
             tokens = self._tokens(np.logical_or.reduce(more))
             self._found("nan", f"outputs are NaN on {where}, and not in one process: {tokens}")
+            if (cause := self.given.first_nan()) is not None:
+                self.causes.append(cause)
 
     def _nan(self, reduced: Callable[..., NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
         """Tokens of which any or all outputs are NaN, as `reduced` says: in one process, and on each rank."""
@@ -187,6 +191,7 @@ class _Judging:
             self.causes += self._reproduced(moved, alone)
         pairs = np.where(moved, REACHED, UNREACHED)
         pairs[lost], pairs[leaked] = LOST, LEAKED
+        pairs[np.logical_or.reduce(self.hidden)] = NAN
         return pairs.astype(np.int8)
 
     def _amounts(self) -> Array:

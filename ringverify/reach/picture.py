@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringverify.reach.expected import ranks_of
-from ringverify.reach.judging import LEAKED, LOST, REACHED
+from ringverify.reach.judging import LEAKED, LOST, NAN, REACHED
 from ringverify.reach.run import ReachResult
 from ringverify.reports.cells import runs
 
@@ -17,10 +17,10 @@ Pairs = NDArray[np.int8]
 
 MOST = 32
 """Most cells along an axis of the picture in a terminal."""
-SIGNS = ("·", "█", "░", "X")
-WORDS = ("not read", "read", "lost", "leaked")
-COLOURS = ("#f3f4f6", "#4c78a8", "#f2a33a", "#c62828")
-PIXELS, LEFT, TOP = 384, 64, 40
+SIGNS = ("·", "█", "░", "X", "?")
+WORDS = ("not read", "read", "lost", "leaked", "NaN")
+COLOURS = ("#f3f4f6", "#4c78a8", "#f2a33a", "#c62828", "#8e6bb0")
+PIXELS, LEFT, TOP, WORD = 384, 64, 40, 110
 STYLE = (
     ":root{color-scheme:light dark}"
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -56,7 +56,8 @@ def svg(result: ReachResult) -> str:
     cell = max(1.0, PIXELS / n)
     side, ranks = cell * n, _pieces(result)
     paths = []
-    for kind in (REACHED, LOST, LEAKED):
+    kinds = [REACHED, LOST, LEAKED, *([NAN] if (result.pairs == NAN).any() else [])]
+    for kind in kinds:
         drawn = [
             f"M{x} {y + 0.5}h{wide}"
             for y, row in enumerate(result.pairs == kind)
@@ -77,11 +78,11 @@ def svg(result: ReachResult) -> str:
             words.append(_text(LEFT + middle, TOP - 8, name, "middle"))
             words.append(_text(LEFT - 8, TOP + middle + 4, name, "end"))
     words += [_text(LEFT + side / 2, 14, "tokens", "middle"), _text(LEFT - 8, 14, "outputs", "end")]
-    for place, kind in enumerate((REACHED, LOST, LEAKED)):
-        x, y = LEFT + place * 110, TOP + side + 14
+    for place, kind in enumerate(kinds):
+        x, y = LEFT + place * WORD, TOP + side + 14
         words.append(f'<rect x="{x}" y="{y:g}" width="12" height="12" fill="{COLOURS[kind]}"/>')
         words.append(_text(x + 18, y + 10, f"{WORDS[kind]} ({int((result.pairs == kind).sum())})", "start"))
-    wide, high = LEFT + side + 16, TOP + side + 36
+    wide, high = LEFT + max(side + 16, len(kinds) * WORD), TOP + side + 36
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" width="{wide:g}" height="{high:g}" '
         'role="img" aria-label="which output reads which token" font-family="sans-serif" font-size="12">'

@@ -24,6 +24,7 @@ from torch import nn
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.reach.counting import Counting
 from ringverify.reach.declared import load_model
+from ringverify.reach.first_nan import FirstNaN, Origin
 from ringverify.worlds.exceptions import one_line, trace_of
 from ringverify.worlds.limits import limit_of
 from ringverify.worlds.raising import Charge
@@ -181,6 +182,15 @@ def recount(task: ReachTask) -> list[tuple[str, Array]]:
     """
     with ours(), torch.no_grad():
         return _RankModel(task).recounted()
+
+
+def first_nan(task: ReachTask) -> list[tuple[Origin, str]]:
+    """Run the model, and return where this rank's numbers become NaN, and what inputs are like there, in that order."""
+    with ours():
+        subject = _RankModel(task)
+        with FirstNaN() as found:
+            subject.forward(subject.tokens, subject.labels)
+        return list(found.origins.items())
 
 
 # -- the rank ----------------------------------------------------------------------------------------------------------

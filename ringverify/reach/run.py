@@ -22,6 +22,7 @@ from ringverify.reach.rank import (
     compute,
     compute_alone,
     describe_model,
+    first_nan,
     probe,
     recount,
 )
@@ -213,6 +214,7 @@ class _Reaching:
                 alone_probed,
                 together_probed,
                 lambda: list(self._alone(recount, self.task)),
+                self._first_nan,
             )
         )
         return dataclasses.replace(result, sent=tuple(one.sent for one in together), **vars(judgement))
@@ -229,6 +231,19 @@ class _Reaching:
                 if precision == "float32":
                     raise
         raise AssertionError("unreachable: the last precision returns or raises")
+
+    def _first_nan(self) -> str | None:
+        """Where numbers of ranks first become NaN that do not in one process, the lowest rank's first place."""
+        alone = {origin for origin, _ in self._alone(first_nan, self.task)}
+        try:
+            together = self._together(first_nan, self.task)
+        except _RanksFailed:  # under a mode of torch, and not without
+            return None
+        for rank, found in enumerate(together):
+            for (function, line), inputs in found:
+                if (function, line) not in alone:
+                    return f"NaN begins on rank {rank} in {function} (at {line.short}), whose {inputs}"
+        return None
 
     def _repeats(self, computed: Sequence[Computed], where: str) -> None:
         """Refuse a model that is not deterministic."""

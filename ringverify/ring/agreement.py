@@ -36,7 +36,8 @@ DIGEST = 8
 
 def terms_of(problem: Problem) -> dict[str, str]:
     """The terms of what is to be computed."""
-    return {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
+    terms = {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
+    return terms | {"sinks": "given" if problem.sinks else "None"}
 
 
 def terms_of_sinks(sinks: torch.Tensor, gradient: str) -> dict[str, str]:
@@ -118,6 +119,8 @@ def disagreement(calls: Sequence[Terms]) -> str:
     differing = [name for name in differing if name not in of_sinks[1:]]
     said = [f"{name} is {_by_rank([call[name] for call in calls])}" for name in differing]
     said += [f"rank {rank} refuses: {call[REFUSED]}" for rank, call in enumerate(calls) if REFUSED in call]
+    if not differing and all(REFUSED in call for call in calls):
+        return f"no rank can make its call: {', '.join(said)}"
     way_out = "give every rank the same"
     if any(name in differing for name in LENGTHS):
         way_out = (

@@ -117,7 +117,7 @@ def ring_attention(
         softcap: c turns a score s into `c · tanh(s / c)`.
         sinks: learned sinks `(H,)`, float32, the same on all ranks: a logit a query head that joins the denominator of
             each of its rows once and carries no value; −inf is none. NaN and +inf are refused on CPU. `check_shards`
-            compares them, by default on CPU and not on CUDA.
+            compares them, and whether a rank has any, by default on CPU and not on CUDA.
         sink_gradient: "partial": the gradient of sinks covers this rank's queries; training that sums gradients of all
             parameters over the ranks then gets the whole. "whole": the backward all-reduces it. The same on all
             ranks, and compared with the sinks.
@@ -134,12 +134,11 @@ def ring_attention(
         check_shards: compare the ranks' calls before anything else is sent, by gathering three integers of each rank,
             and raise on all of them if they differ in a length, a dtype, the pattern, the sharding, the sinks, the
             method or autocast, or if one of them refuses its call, for the shape of its shard say. `None` compares on
-            CPU where a length is not given or sinks are; not on CUDA, where reading the answer would stall the device:
-            there, ask for it with True, at least while you set things up, or else ranks that differ exchange garbage,
-            hang, die, or compute with other sinks than one another. False never compares. The same on all ranks. If an
-            input of some rank requires a gradient, out then requires one on every rank that was compared (not under
-            `torch.no_grad`), so that every rank runs its part of backward; without the comparison some input of every
-            rank has to.
+            CPU; not on CUDA, where reading the answer would stall the device: there, ask for it with True, at least
+            while you set things up, or else ranks that differ exchange garbage, hang, die, or compute with other sinks
+            than one another. False never compares. The same on all ranks. If an input of some rank requires a gradient,
+            out then requires one on every rank that was compared (not under `torch.no_grad`), so that every rank runs
+            its part of backward; without the comparison some input of every rank has to.
         explain: say on standard error, on rank 0, what the method exchanges, and which kernel was chosen and why.
 
     Returns:
@@ -165,8 +164,7 @@ def ring_attention(
     engine = Engine(method, transport, kernel, memory_budget, sink_gradient=sink_gradient)
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     if check_shards is None:
-        inferred = query_length is None or key_length is None
-        check_shards = device.type == "cpu" and (inferred or sinks is not None)
+        check_shards = device.type == "cpu"
     compared = check_shards and ring.world_size > 1
     gradient = torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v, sinks)

@@ -44,6 +44,7 @@ class Difference:
         margin: of that element.
         pair: the queries and keys of two ranks that explain the worst row, if two do, and what happened to them.
         identity: what should have been equal, where no row is known to be wrong but a sum over all of them.
+        sum: then, the number of the identity, element of the batch, key head and dimension.
     """
 
     tensor: TensorName
@@ -57,6 +58,7 @@ class Difference:
     margin: float
     pair: WrongPair | None = None
     identity: str | None = None
+    sum: tuple[int, int, int, int] | None = None
 
 
 class RankResults:
@@ -135,9 +137,15 @@ class RankResults:
         return actual
 
     def compare_sums(
-        self, name: TensorName, actual: Float, expected: Float, allowed: Float, says: Sequence[str]
+        self,
+        name: TensorName,
+        actual: Float,
+        expected: Float,
+        allowed: Float,
+        says: Sequence[str],
+        identity: tuple[int, int, int] | None = None,
     ) -> None:
-        """Compare sums over rows, of which `says` names each."""
+        """Compare sums over rows, of which `says` names each; of an identity: its number, element and key head."""
         margin = margins(actual, expected, allowed, "float64")
         worst, d = float(margin.max()), int(margin.argmax())
         self.margins[name] = max(self.margins.get(name, 0.0), worst)
@@ -145,6 +153,8 @@ class RankResults:
             value, right, most = (float(x[d]) for x in (actual, expected, allowed))
             text = f"{says[d]}: {value:.9g}, expected {right:.9g}"
             self.unequal = Difference(name, 0, (), (), 0, value, right, most, worst, identity=text)
+            if identity is not None:
+                self.unequal = dataclasses.replace(self.unequal, sum=(*identity, d))
 
     def explained(self) -> Iterator[Difference]:
         """Yield what is wrong, and whose keys or queries explain it."""

@@ -14,6 +14,7 @@ not tell. Every rank adds up its own rows. `ringref.rounding.LongBounds.sums` sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from ringref.classes import pieces_of
 from ringref.rounding import LongBounds
 from ringverify.events import TensorName
 from ringverify.scale.comparison import RankResults
+from ringverify.scale.long_run import LongRun, counts_of
 from ringverify.scale.numbers import Numbers, Positions
 
 Float = NDArray[np.float64]
@@ -34,6 +36,46 @@ IDENTITIES: tuple[tuple[TensorName, str], ...] = (
     ("dk", "dk over all keys, expected the scaled sum of dlse·q over all queries with keys"),
 )
 """The result that fails, and the sum in words."""
+
+
+def identities(run: LongRun) -> None:
+    """Hold sums over all rows to one another, and to sums of inputs."""
+    p, numbers = run.problem, run.numbers
+    queries = run.queries if run.case.sharding != "replicated_query" or run.rank == 0 else run.queries[:0]
+    largest, whole_of = [[0.0, -float(p.dv), 0.0]], run.free_bounds(0.0).whole
+    for b, h in np.ndindex(p.batch, p.heads):
+        for at in pieces_of(queries, PIECE):
+            dout = numbers.dout(b, h, at)
+            q, whole = np.abs(numbers.q(b, h, at)).sum(axis=-1), whole_of(dout, run.dlse(b, h, at))
+            largest.append([float(one.max()) for one in (q, -dout.sum(axis=-1), whole)])
+    products, least, whole = np.max(run.gathered(np.max(largest, axis=0)), axis=0)
+    bounds = run.free_bounds(products)
+    for b, kh in np.ndindex(p.batch, p.hk):
+        counts = [counts_of(p, b, h) for h in range(kh * p.group_size, (kh + 1) * p.group_size)]
+        found = identity_sums(
+            run.compared,
+            numbers,
+            bounds,
+            (b, kh),
+            counts,
+            (queries, run.keys),
+            partial(run.dlse, b),
+            least=-least,
+            whole=whole,
+        )
+        run.note()
+        for which, sums in enumerate(found):
+            left, right, squares, rows = run.summed(sums)
+            if run.rank == 0 and (which != 3 or p.softcap is None):  # the last holds without softcap
+                (name, says), allowed = IDENTITIES[which], bounds.sums(squares, rows)
+                whose = [f"{says}, of element {b}, key head {kh}, dimension {d}" for d in range(len(left))]
+                run.compared.compare_sums(name, right, left, allowed, whose, (which, b, kh))
+                if which == 1 and b == kh == 0 and left.all():
+                    share = float((allowed / left).min())
+                    shown = f"sums of dv would have shown it from {share:.2g} of all rows on"
+                    run.worth.append(f"had some rows given no gradients, {shown}")
+    of_queries, of_keys = p.batch * p.heads * len(queries), p.batch * p.hk * len(run.keys)
+    run.compared.rows |= {"out": of_queries, "dq": of_queries, "dk": of_keys, "dv": of_keys}
 
 
 def identity_sums(

@@ -11,9 +11,11 @@ from ringverify.check.planning import WorldName, planned
 from ringverify.errors import Inconclusive
 from ringverify.events import Event
 from ringverify.implementation import Implementation
+from ringverify.properties.suites import Method
 from ringverify.reports.progress import HIDDEN
-from ringverify.scale.rank import Method
-from ringverify.scale.run import Checked, open_fast, refuse_too_long
+from ringverify.scale.checked import Checked
+from ringverify.scale.estimating import refuse_too_long
+from ringverify.scale.trials import Trials, open_fast
 
 
 def replay_at_length(
@@ -39,7 +41,7 @@ def replay_at_length(
     plan = planned(name, implementation, world=world, world_sizes=(case.world_size,), crew=None)
     refuse_too_long(case, plan, case.world_size)
     with contextlib.closing(open_fast(world)) as opened:
-        checked = Checked(plan, opened, options, case.problem.nq, HIDDEN, recording=False)
+        checked = Checked(Trials(plan, opened, options, HIDDEN), case.problem.nq, recording=False)
         outcome = checked.by(method, [case]).outcome
     say(f"{name}: {method} on {case.describe()}")
     if outcome.counterexample is not None:

@@ -22,7 +22,7 @@ from ringverify.cases.case import COTANGENTS, Case, Cotangent
 from ringverify.errors import UsageError
 from ringverify.events import TensorName
 from ringverify.scale.checksums import BLOCK, RESULTS, Float, GoldenSums
-from ringverify.scale.rank import expected_checksums
+from ringverify.scale.golden import expected_checksums
 from ringverify.vectors import sealed
 from ringverify.vectors.making import upwards
 from ringverify.vectors.story import Layout, flags, written_out

@@ -10,8 +10,9 @@ from ringverify.cases.case import why_unsupported
 from ringverify.check.planning import RunPlan
 from ringverify.events import Verdict
 from ringverify.properties.property import Violation
-from ringverify.scale.rank import LongTask, RankReport, verify
-from ringverify.scale.run import SECONDS
+from ringverify.scale.rank import verify
+from ringverify.scale.task import LongTask, RankReport
+from ringverify.scale.trials import SECONDS
 from ringverify.targets import from_anywhere, load
 from ringverify.vectors import long
 from ringverify.vectors.story import Layout

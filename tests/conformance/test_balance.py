@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import balanced
@@ -93,6 +94,28 @@ def raises(documents, world_size):
     raise KeyError("no such plan")
 
 
+def zigzag_of_documents(documents, world_size):
+    """Head and tail of every document for each rank."""
+    cut = [np.array_split(np.arange(*one), 2 * world_size) for one in itertools.pairwise(documents)]
+    return [np.concatenate([part for of in cut for part in (of[rank], of[-1 - rank])]) for rank in range(world_size)]
+
+
+def in_rank_order(documents, world_size):
+    """The positions of all ranks."""
+    return np.concatenate(zigzag_of_documents(documents, world_size))
+
+
+INVERSES = {
+    "right": lambda documents, world_size: np.argsort(in_rank_order(documents, world_size)),
+    "not inverted": in_rank_order,
+    "not moved": lambda documents, world_size: np.arange(documents[-1]),
+    "of one rank less": lambda documents, world_size: np.argsort(in_rank_order(documents, world_size - 1)),
+    "too short": lambda documents, world_size: np.arange(documents[-1] - 1),
+    "twice": lambda documents, world_size: [0, *range(documents[-1])][: documents[-1]],
+    "no numbers": lambda documents, world_size: np.zeros(documents[-1]),
+    "raises": lambda documents, world_size: {}[world_size],
+}
+
 CALLS = iter(range(1_000_000))
 
 
@@ -125,6 +148,33 @@ def test_a_wrong_balancer_is_found(attend, reason, summary):
     assert found is not None
     assert found.violation.reason == (reason,)
     assert summary in found.violation.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "summary"),
+    [
+        ("not inverted", "order", "of zigzag_of_documents does not restore the order: in place of position"),
+        ("not moved", "order", "it puts position"),
+        ("of one rank less", "order", "are wrong"),
+        ("too short", "rows", "returned 0 rows of dtype int64: expected 1 integers"),
+        ("twice", "rows", "is not a permutation: every row of range("),
+        ("no numbers", "rows", "returned 1 rows of dtype float64: expected 1 integers"),
+        ("raises", "rows", "KeyError: "),
+    ],
+)
+def test_an_inverse_that_does_not_restore_the_order_is_found(name, what, summary):
+    """By its rows alone, and in one line."""
+    found = hunted(declared(balancer(zigzag_of_documents, inverse=INVERSES[name])), "balance", 40).counterexample
+    assert found is not None
+    assert found.violation.reason == ("inverse", what)
+    assert summary in found.violation.summary
+    assert "\n" not in found.violation.summary
+
+
+def test_an_inverse_that_restores_the_order_is_not_accused():
+    """That of a sharding whose shards are of unequal length."""
+    right = balancer(inverse=INVERSES["right"])(zigzag_of_documents)
+    assert hunted(declared(right), "balance", 40).counterexample is None
 
 
 def test_what_is_not_claimed_is_told_and_not_judged():
@@ -162,6 +212,13 @@ def test_a_balancer_of_a_target_is_asked_in_the_process_that_imported_it(tmp_pat
         @implementation(sharding=fickle, documents=True)
         def unstable(q, k, v, call):
             return q
+
+        def backwards(documents, world_size):
+            return range(documents[-1])[::-1]
+
+        @implementation(sharding=balancer(in_turn.function, inverse=backwards), documents=True)
+        def not_restored(q, k, v, call):
+            return q
     """
     (tmp_path / "mine.py").write_text("\n".join(line[8:] for line in text.splitlines()))
     arguments = ["--only", "balance", "--jobs", "1", "--report", "out.jsonl"]
@@ -172,6 +229,8 @@ def test_a_balancer_of_a_target_is_asked_in_the_process_that_imported_it(tmp_pat
     assert "figures in_turn: of 8 ranks" in capsys.readouterr().out
     assert main(["check", "mine.py:unstable", *arguments]) == 1
     assert "returned other positions when it was called again" in capsys.readouterr().out
+    assert main(["check", "mine.py:not_restored", *arguments]) == 1
+    assert "the inverse of in_turn does not restore the order: in place of position 0" in capsys.readouterr().out
 
 
 def test_documents_reach_a_case_s_positions():

@@ -8,8 +8,10 @@ import json
 import re
 from pathlib import Path
 
+import decoding
 import numpy as np
 import pytest
+from hunts import hunted
 
 from ringref.problem import Problem
 from ringref.sharding import PageTable
@@ -20,7 +22,7 @@ from ringverify.cases.shrinking import shrink
 from ringverify.cli.main import main
 from ringverify.faults import incremental
 from ringverify.faults.ring import EVERYTHING, PLAIN
-from ringverify.implementation import Capabilities, implementation
+from ringverify.implementation import Capabilities, Implementation, implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import load
 from ringverify.worlds.simulated import SimulatedWorld
@@ -69,6 +71,35 @@ def test_every_fault_of_caches_is_caught(id):
     runner = Runner(incremental.FAULTS.mutants[id].implementation, WORLD)
     cases = drawn(runner.capabilities, PROPERTY.examples)
     assert any(PROPERTY.judge(case, runner).violation for case in cases)
+
+
+def test_a_decoder_that_sends_queries_round_passes():
+    """Queries on all ranks and on some, keys contiguous, in stripes and by page."""
+    assert hunted(decoding.attend, "incremental", 80).counterexample is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause", "needs"),
+    [
+        (decoding.forgets_the_prefix, "a chunk forgets the prefix", "a call of several queries after earlier tokens"),
+        (decoding.pages_of_the_next_rank, "pages are taken to be those of the next rank", "pages keys"),
+        (decoding.merges_in_base_2, "log-sum-exps of blocks are merged as base-2 ones", "on at least 2 ranks"),
+        (
+            decoding.single_tokens_one_earlier,
+            "a single query is masked as if it were one position earlier",
+            "a call of one query",
+        ),
+        (decoding.takes_the_cache_for_contiguous, "the cache is taken to lie contiguous", "certain sharding"),
+    ],
+    ids=lambda one: one.function.__name__ if isinstance(one, Implementation) else None,
+)
+@pytest.mark.by_day(5)
+def test_what_a_decoder_does_wrongly_is_named(wrong, cause, needs):
+    """And what it takes to see it."""
+    found = hunted(wrong, "incremental", 80, explain=True).counterexample
+    assert found is not None
+    assert cause in (found.diagnosis.text or "")
+    assert any(needs in one for one in found.needs.requires)
 
 
 @pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)

@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("unexplained")]
 WRONG = (miniature("faulty_rings:dropped_key"), "--only", "forward")
 
 
-def test_only_the_nightly_suite_draws_its_seed():
+def test_only_the_suites_nightly_and_scale_draw_their_seed():
     """And only where none is asked for."""
     assert seed_for("smoke", None) == seed_for("quick", None) == seed_for("full", None) == 0
     assert seed_for("nightly", 5) == seed_for("quick", 5) == 5
     assert seed_for("nightly", None, 77) == 77
-    assert len({seed_for("nightly", None) for _ in range(20)}) > 1
+    assert all(len({seed_for(suite, None) for _ in range(20)}) > 1 for suite in ("nightly", "scale"))
     assert 0 <= seed_for("nightly", None) < MOST_DRAWN
 
 

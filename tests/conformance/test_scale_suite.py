@@ -13,11 +13,11 @@ from ringverify.check.options import CheckRequest
 from ringverify.check.planning import planned
 from ringverify.errors import UsageError
 from ringverify.ring.declared import ring
-from ringverify.scale import run as scale_run
+from ringverify.scale import estimating, memory, trials
 
 pytestmark = pytest.mark.timeout(120)
 
-SCALE = ("--suite", "scale")
+SCALE = ("--suite", "scale", "--seed", "0")
 FAULT = "ringverify.faults.length:mask_off_by_one"
 
 
@@ -38,12 +38,24 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     assert "of all rows on" in sums[-1]
     assert every[-1] in " ".join(ran.out.split())
     assert "conformant in the simulated world" in ran.out
-    assert memory[0].endswith("the same on twice the ranks and twice as long")
+    assert memory[0].endswith("twice the ranks and twice as long, in a simulated world")
     (event,) = ran.told("implementation")
     assert event["examples"] == sum(one["examples"] for one in ran.told("property")[:3])  # `memory` verifies no rows
     (last,) = re.findall(r"(\d+) rows in 6 runs of the simulated world, .* rows a second; (\d+) % of", ran.out)
     assert int(last[0]) == event["examples"]
     assert 0 < int(last[1]) < 100
+
+
+def test_classes_are_drawn_anew_in_each_run_and_can_be_drawn_again(ringverify):
+    """Keys of a class are exchangeable, so the next run has other classes; the seed is printed and in the report."""
+    asked = ("--suite", "scale", "--length", 256, "--only", "every_row", "--problem", '{"head_dim": 8}')
+    first, other = (ringverify.check("ring", *asked) for _ in range(2))
+    seeds = [ran.events[0]["seed"] for ran in (first, other)]
+    assert seeds[0] != seeds[1]
+    assert f"seed {seeds[0]}" in first.out
+    again = ringverify.check("ring", *asked, "--seed", seeds[0])
+    margins = [ran.told("property")[0]["margin"] for ran in (first, again, other)]
+    assert margins[0] == margins[1] != margins[2]
 
 
 def test_without_gradients_and_lse_the_rest_is_verified(ringverify):
@@ -134,6 +146,91 @@ def test_memory_that_is_claimed_to_stream_is_held_to_it(ringverify):
     assert ringverify.check(miniature("right:attend"), *asked).verdicts() == {"memory": "unsupported"}
 
 
+@pytest.mark.parametrize(("name", "code"), [(miniature("long_faults:hoards"), 1), ("ring", 0)])
+def test_memory_is_held_to_the_claim_at_the_length_of_the_run(name, code, ringverify, monkeypatch):
+    """By the peaks of processes, at the length and at half of it: what begins above the watched lengths is seen."""
+    monkeypatch.setattr(memory, "LONGEST", 1024)
+    asked = (*SCALE, "--length", 4096, "--problem", '{"head_dim": 32}', "--only", "memory")
+    ran = ringverify.check(name, *asked)
+    assert ran.code == code
+    watched, at_length = ran.told("property")[0]["figures"]
+    assert " n=512 " in watched
+    assert re.search(
+        r"the peak of a rank at 4,096 positions is \d+ MiB, at 2,048 positions \d+ MiB: \d+ MiB", at_length
+    )
+    if code:
+        (event,) = ran.told("counterexample")
+        assert event["summary"] == at_length
+        assert event["case"]["problem"]["query_length"] == 4096
+        assert [*event["scale"][1:7]] == ["--suite", "scale", "--only", "memory", "--length", "4096"]
+
+
+def test_the_peak_of_a_run_that_was_verified_is_not_measured_again(ringverify, monkeypatch):
+    """One run more, of half the length."""
+    monkeypatch.setattr(memory, "LONGEST", 1024)
+    asked = (*SCALE, "--length", 2048, "--problem", '{"head_dim": 16}', "--only", "every_row,memory")
+    ways = []
+    run = trials.Trials.run
+    monkeypatch.setattr(trials.Trials, "run", lambda self, way, case: ways.append((way, case)) or run(self, way, case))
+    assert ringverify.check("ring", *asked).code == 0
+    assert [(way, case.problem.nq) for way, case in ways] == [("every_row", 2048), ("alone", 1024)]
+
+
+def test_scores_that_will_not_fit_are_foreseen(ringverify, monkeypatch):
+    """From runs at short lengths, before the long one starts; a ring that holds no scores is let through."""
+    monkeypatch.setattr(estimating, "available_memory", lambda: 3 << 30)
+    asked = (
+        *SCALE,
+        "--length",
+        60_000,
+        "--deadline",
+        60,
+        "--problem",
+        '{"head_dim": 16, "causal": false}',
+        "--only",
+        "every_row",
+    )
+    ran = ringverify.check(miniature("right:attend"), *asked)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert_one_line(ran.err, ["--length 6", "GiB are needed for 2 ranks", "MiB at 4,096", "GiB are available"])
+
+
+def test_known_violations_are_accepted(ringverify):
+    """As in the other suites: a listed one is no failure, a listed one that passes ends the run with 2."""
+    listed = """
+    [[violation]]
+    implementation = "%s"
+    property = "every_row"
+    reason = "a query from 1,024 on does not attend its own key"
+    link = "https://example.org/1"
+    """
+    asked = (
+        *SCALE,
+        "--length",
+        1200,
+        "--only",
+        "every_row",
+        "--problem",
+        '{"head_dim": 16}',
+        "--baseline",
+        "known.toml",
+    )
+    (ringverify.folder / "known.toml").write_text(listed % "mutant:mask_off_by_one")
+    ran = ringverify.check(FAULT, *asked)
+    assert ran.code == 0
+    assert ran.told("property")[0]["known"]["link"] == "https://example.org/1"
+    assert ran.told("footer")[0]["known"] == 1
+    other = ringverify.check("ring", *asked)
+    assert other.code == 0
+    assert "in the baseline, but not checked in this run: mutant:mask_off_by_one" in other.out
+    (name,) = {event["implementation"] for event in other.told("property")}
+    (ringverify.folder / "known.toml").write_text(listed % name)
+    gone = ringverify.check("ring", *asked)
+    assert gone.code == 2
+    assert "remove the entry" in gone.out
+
+
 def test_in_bfloat16_mean_errors_are_told(ringverify):
     """Beside those of the oracle's results, rounded once: a ring that sums in float32 rounds no more than that."""
     asked = (*SCALE, "--length", 600, "--problem", '{"head_dim": 16, "dtype": "bfloat16"}', "--only", "every_row")
@@ -189,11 +286,11 @@ def test_memory_that_is_needed_is_estimated(monkeypatch):
         (4 << 30, 128, 4096, False),
         (4 << 30, 128, 1 << 20, True),
     ):
-        monkeypatch.setattr(scale_run, "available_memory", lambda found=available: found)
+        monkeypatch.setattr(estimating, "available_memory", lambda found=available: found)
         one = case.replace(query_length=length, world_size=world_size)
         plan = planned("ring", ring, world="simulated", world_sizes=(world_size,), crew=None)
         with pytest.raises(UsageError, match="GiB are needed") if refused else contextlib.nullcontext():
-            scale_run.refuse_too_long(one, plan, world_size)
+            estimating.refuse_too_long(one, plan, world_size)
     assert "zigzag" in c.shardings
 
 

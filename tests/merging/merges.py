@@ -51,6 +51,13 @@ def not_in_place(out_a, lse_a, out_b, lse_b):
 
 
 @merge()
+def rounds_lse(out_a, lse_a, out_b, lse_b):
+    """In 16 bits, where float32 is declared."""
+    out, lse = right(out_a, lse_a, out_b, lse_b)
+    return out, lse.bfloat16()
+
+
+@merge()
 def needs_contiguous(out_a, lse_a, out_b, lse_b):
     """Reads the memory of out_b as if it were contiguous."""
     flat = torch.as_strided(out_b, out_b.shape, torch.empty(out_b.shape).stride())
@@ -125,6 +132,7 @@ OTHERWISE = (
     into_the_second,
     not_in_place,
     needs_contiguous,
+    rounds_lse,
     in_float32,
     rounds_weights,
     transposed_lse,

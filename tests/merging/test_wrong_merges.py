@@ -57,12 +57,15 @@ def test_the_other_base_is_named(wrong):
     assert [cause_of(*one, wrong.capabilities, calls_of(wrong)).id for one in found] == ["base", "base"]
 
 
-@pytest.mark.parametrize("id", ["returned_base", "converted"])
-def test_an_lse_returned_in_another_base_is_named_where_base_2_is_declared_too(id):
-    """And as the cause of a wrong out of three partials, whose second merge is given it."""
+@pytest.mark.parametrize("id", ["given_base", "returned_base", "converted"])
+def test_an_lse_of_another_base_is_named_where_base_2_is_declared_too(id):
+    """As the cause of a wrong out of three partials too, whose second merge is given it."""
 
     @merge(base=2)
     def in_two(out_a, lse_a, out_b, lse_b):
+        if id == "given_base":
+            out, lse = right(out_a, lse_a, out_b, lse_b)
+            return out, lse / LN2
         out, lse = right(out_a, lse_a * LN2, out_b, lse_b * LN2)
         return out, lse if id == "returned_base" else lse / LN2**2
 
@@ -95,6 +98,10 @@ SAID = {
     "in_float32": (
         "merged_out",
         "returned out in float32: bfloat16 is expected; another one is declared with out_dtype",
+    ),
+    "rounds_lse": (
+        "merged_lse",
+        "returned lse in bfloat16: float32 or wider is expected; another one is",
     ),
     "rounds_weights": ("low_precision", "out is wrong"),
     "transposed_lse": ("merged_lse", 'is expected, lse_layout="bsh"'),

@@ -353,6 +353,44 @@ def nan_on_a_rank(group):
     return WithNaN(group, lambda positions: (positions >= 20) & (group.size() > 1))
 
 
+class BlockByBlock(Tiny):
+    """Merges the blocks of ranks by their log-sum-exps, as if every block had a key for every query."""
+
+    def forward(self, tokens, positions):
+        x = self.embed(tokens) + self.places(positions)
+        for layer in self.layers:
+            q, k, v = layer(functional.layer_norm(x, (WIDTH,))).chunk(3, -1)
+            blocks = zip(*(self.gathered(one).chunk(self.group.size(), 1) for one in (k, v)), strict=True)
+            out, lse, first = 0.0, torch.tensor(-torch.inf), 0
+            for k, v in blocks:
+                allowed = self.allowed(positions, torch.arange(first, first := first + k.shape[1]))
+                scores = (q @ k.transpose(1, 2) / WIDTH**0.5).masked_fill(~allowed, -torch.inf)
+                block, total = scores.softmax(-1) @ v, torch.logsumexp(scores, -1, keepdim=True)
+                merged = torch.logaddexp(lse, total)
+                out, lse = out * (lse - merged).exp() + block * (total - merged).exp(), merged
+            x = x + out
+        return self.out(x)
+
+
+@declared()
+def nan_in_an_empty_block(group):
+    """A softmax of no keys: rank 0's queries attend nothing of rank 1."""
+    return BlockByBlock(group, causal)
+
+
+@declared()
+def nan_that_was_sent(group):
+    """It begins on rank 1, and reaches rank 0 with the keys."""
+    model = Tiny(group, causal)
+    gathered = model.gathered
+
+    def broken(x):
+        return gathered(x * torch.inf * 0 if group.size() > 1 and group.rank() == 1 and x.is_floating_point() else x)
+
+    model.gathered = broken
+    return model
+
+
 @declared()
 def infinite_logits(group):
     """Of a token that is never to be drawn: the same in one process."""

@@ -8,7 +8,9 @@ from sources import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
+    "ringverify/confirm/long_template.py",
     "ringverify/confirm/script_template.py",
+    "ringverify/confirm/shared_template.py",
     "ringverify/cli/workers/jax_worker.py",
     "ringverify/cli/workers/numpy_worker.py",
 }

@@ -103,7 +103,17 @@ ITSELF = ("the model itself computes NaN, and not its context parallelism",)
         (
             "nan_on_a_rank",
             "outputs are NaN on rank 1, and not in one process: 4 of 24 tokens, first token 20 of rank 1",
-            (),
+            ("NaN begins on rank 1 in masked_fill, whose inputs are finite",),
+        ),
+        (
+            "nan_in_an_empty_block",
+            "outputs are NaN on ranks 0, 1, and not in one process: 24 of 24 tokens, first token 0 of rank 0",
+            ("NaN begins on rank 0 in softmax, whose inputs have rows that are all -inf, as a query without keys has",),
+        ),
+        (
+            "nan_that_was_sent",
+            "outputs are NaN on ranks 0, 1, and not in one process: 24 of 24 tokens, first token 0 of rank 0",
+            ("NaN begins on rank 1 in mul, whose inputs are infinite in places",),
         ),
     ],
 )
@@ -111,8 +121,30 @@ def test_outputs_that_are_nan_are_said_to_be_and_not_to_be_lost_or_of_other_valu
     """No change of a token shows in them; what is allowed elsewhere is a number."""
     result = reached(name)
     assert [(one.kind, one.text) for one in result.findings] == [("nan", said)]
-    assert result.causes == causes
+    assert tuple(re.sub(r" \(at reaching.py:\d+\)", "", cause) for cause in result.causes) == causes
     assert math.isfinite(result.allowed)
+
+
+def test_the_line_where_nan_begins_is_that_of_the_model(here):
+    """That it was sent, and what torch calls on the way, is left out."""
+    for name, line in (("nan_in_an_empty_block", ".softmax(-1) @ v"), ("nan_that_was_sent", "* torch.inf * 0")):
+        (cause,) = reached(name).causes
+        number = int(re.search(r"reaching.py:(\d+)\)", cause)[1])
+        assert line in REACHING.read_text().splitlines()[number - 1]
+
+
+def test_outputs_that_are_nan_are_drawn_as_such(here):
+    """They are neither lost nor unread; where there are none, no picture speaks of them."""
+    from ringverify.reach import picture
+
+    result = reached("nan_on_a_rank")
+    assert (result.pairs[20:] == 4).all()
+    assert result.pairs[:20].max() == 1
+    lines = picture.lines(result)
+    assert lines[-2] == f"{'':8}{'??' * 24}"
+    assert lines[-1].endswith("?? NaN")
+    assert "NaN (96)" in picture.svg(result)
+    assert "NaN" not in picture.svg(reached("right"))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def found_in(example, **options):
     ("name", "kinds", "causes"),
     [
         ("ring", [], []),
+        ("ring_of_four_layers", [], []),
         ("shard_only", ["lost", "values", "silent"], [OWN_SHARD]),
         ("mask_dropped", ["leaked", "values", "gradients"], ["the causal mask is dropped"]),
         ("documents_dropped", ["leaked", "values", "gradients"], ["the documents are dropped"]),

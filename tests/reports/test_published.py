@@ -91,6 +91,17 @@ def test_verdicts_and_facts_that_fit_are_published(verdicts, facts):
     assert "Seen by the suite, not by a script" not in text
 
 
+def test_what_was_measured_is_published_and_kept(verdicts, facts, tmp_path):
+    """A figure of a property stands below its table; verdicts that are read back have it."""
+    target, told = next(iter(verdicts.targets.items()))
+    id, one = next(iter(told.properties.items()))
+    told = replace(told, properties={**told.properties, id: replace(one, figures=("in turn: 1.5 times the mean",))})
+    verdicts = replace(verdicts, targets={**verdicts.targets, target: told})
+    assert f", {id}: in turn: 1.5 times the mean\n" in published_page(verdicts, facts, "published")
+    (tmp_path / "verdicts.json").write_text(json.dumps(as_json(verdicts)))
+    assert read_verdicts(tmp_path / "verdicts.json") == verdicts
+
+
 def test_a_user_of_one_package_finds_it_in_the_first_table(verdicts, facts):
     """What was found, since when, what its authors are told, and one command; a package without findings too."""
     (package,), (finding,) = facts.packages, facts.findings

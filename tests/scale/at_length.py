@@ -5,7 +5,10 @@ from __future__ import annotations
 import tempfile
 
 from ringverify.cases.case import Case
-from ringverify.scale.rank import LongTask, Method, RankReport, rows_to_sample, verify
+from ringverify.properties.suites import Method
+from ringverify.scale.rank import verify
+from ringverify.scale.sampling import rows_to_sample
+from ringverify.scale.task import LongTask, RankReport
 from ringverify.targets import load
 from ringverify.worlds.simulated.world import SimulatedWorld
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 from at_length import reports
 
+from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.events import WrongPair
 from ringverify.faults.length import AT_LENGTH
 from ringverify.faults.ring import PLAIN
 from ringverify.lab.faults_at_length import case_of, row
-from ringverify.scale.rank import Method, rows_to_sample
+from ringverify.properties.suites import Method
+from ringverify.scale.sampling import rows_to_sample
 from ringverify.targets import load
 from ringverify.worlds.simulated.world import SimulatedWorld
 
@@ -82,6 +84,28 @@ def test_a_part_of_dk_that_is_a_hundredth_too_large_is_found(method: Method) -> 
     case = dataclasses.replace(case_of("", 500), world_size=4)
     found = [one for report in reports(f"{MINIATURE}:dk_scaled", case, method) for one in report.differences]
     assert {one.tensor for one in found} == {"dk"}
+
+
+@pytest.mark.parametrize("method", ["every_row", "sampled_rows"])
+@pytest.mark.parametrize("name", ["out", "lse", "dq", "dk", "dv"])
+def test_one_wrong_element_is_found(name: str, method: Method) -> None:
+    """The last dimension of the last row, beyond the first piece, and nothing else."""
+    case = Case(
+        problem=Problem(query_length=1100, heads=2, key_heads=2, head_dim=4, causal=True),
+        world_size=1,
+        sharding="zigzag",
+        cotangent="both",
+        seed=1,
+    )
+    found = [
+        (rank, one)
+        for rank, of in enumerate(reports(f"{MINIATURE}:{name}_off", case, method))
+        for one in of.differences
+    ]
+    ((rank, one),) = found
+    assert (rank, one.tensor, one.rows, one.position) == (0, name, 1, 1099)
+    assert one.ranges == ((1099, 1099),)
+    assert one.index == ((0, 1, 1099) if name == "lse" else (0, 1099, 1, 3))
 
 
 @pytest.mark.parametrize("length", [1024, pytest.param(4096, marks=pytest.mark.nightly)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ from at_length import reports
 from ringref.problem import DTYPES, Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.lab.false_alarms import runs_at_length
+from ringverify.properties.suites import Method
+from ringverify.scale.comparison import RankResults
 from ringverify.scale.numbers import Numbers
-from ringverify.scale.rank import Method
 
 N = 300
 PROBLEMS = {
@@ -62,6 +63,23 @@ def test_sums_over_all_rows_of_a_right_ring_agree(name: str) -> None:
     assert all(report.differences == () for report in found)
     assert found[0].margins.keys() == {"dk", "dv"}
     assert all(0 < margin < 1 for margin in found[0].margins.values())
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_every_identity_is_compared(softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every element and key head, in all dimensions; the last one holds without softcap."""
+    compared = []
+    compare = RankResults.compare_sums
+
+    def noted(self: RankResults, name: Any, actual: Any, expected: Any, allowed: Any, says: Any, identity: Any) -> None:
+        compared.append((name, *identity, len(actual)))
+        compare(self, name, actual, expected, allowed, says, identity)
+
+    monkeypatch.setattr(RankResults, "compare_sums", noted)
+    problem = Problem(query_length=20, batch=2, heads=4, key_heads=2, head_dim=8, value_dim=5, softcap=softcap)
+    reports("ring", Case(problem=problem, world_size=2, sharding="zigzag", cotangent="both"), "identities")
+    sums = [("dv", 0, 5), ("dv", 1, 5), ("dk", 2, 8), *([("dk", 3, 8)] if softcap is None else [])]
+    assert compared == [(name, which, b, kh, n) for b in range(2) for kh in range(2) for name, which, n in sums]
 
 
 @pytest.mark.nightly

@@ -16,9 +16,10 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import shards
 from ringverify.faults.ring import EVERYTHING
 from ringverify.reports.progress import Hidden
-from ringverify.scale import run as scale_run
+from ringverify.scale import watching
 from ringverify.scale.numbers import Numbers
-from ringverify.scale.rank import _moved, rows_to_sample, sampled_worth
+from ringverify.scale.sampling import rows_to_sample
+from ringverify.scale.worth import moved, sampled_worth
 
 N = 96
 PROBLEMS = {
@@ -41,12 +42,12 @@ def test_rows_that_attend_a_part_of_what_is_lost_count(name: str, stretch: tuple
     seekers, classes = numbers.query_classes(0, 0, np.arange(p.nq)), numbers.key_classes(0, 0, np.arange(p.nk))
     lost = (multiplicity(p)[0, 0] * exps[seekers][:, classes])[:, start : start + count].sum(axis=1)
     for limit in (0.5 * lost.max(), 1.001 * lost.max()):
-        moved = False
+        found = False
         for part in parts(p, 0, 0):
             first, last = np.searchsorted(part.keys, [start, start + count])
             log = np.full(p.nq, np.log(limit)) if limit else np.full(p.nq, -np.inf)
-            moved |= bool(first < last and _moved(part, (first, last), classes, exps, seekers, log))
-        assert moved == bool((lost > limit).any())
+            found |= bool(first < last and moved(part, (first, last), classes, exps, seekers, log))
+        assert found == bool((lost > limit).any())
 
 
 def test_rows_are_sampled_for_every_purpose() -> None:
@@ -64,6 +65,17 @@ def test_rows_are_sampled_for_every_purpose() -> None:
     assert len(edges) > 50
     assert edges.min() < 30
     assert edges.max() > 570
+
+
+def test_ranks_that_seldom_meet_are_sampled_together() -> None:
+    """Documents of three positions over 32 ranks: each pair of ranks meets in a few rows only."""
+    problem = Problem(query_length=1280, documents=tuple(range(0, 1280, 3)))
+    case = Case(problem=problem, world_size=32, sharding="striped", seed=1)
+    found = np.array(rows_to_sample(case, EVERYTHING, 8))
+    m, (queries, keys) = multiplicity(problem)[0, 0] > 0, shards(case, EVERYTHING)
+    for own in queries:
+        for others in keys:
+            assert m[np.ix_(found[np.isin(found, own)], others)].any() == m[np.ix_(own, others)].any()
 
 
 def test_probabilities_are_those_of_the_rows() -> None:
@@ -85,8 +97,10 @@ def test_a_dq_beside_the_sample_is_found() -> None:
     """Rows without cotangents have a dq of zero."""
     case = Case(problem=Problem(query_length=700, head_dim=4, causal=True), world_size=2, sharding="contiguous", seed=1)
     target = f"{Path(__file__).parent.parent / 'miniatures' / 'long_faults.py'}:dq_beside"
-    wrong = {one.tensor for report in reports(target, case, "sampled_rows") for one in report.differences}
-    assert wrong == {"dq"}
+    found = [one for report in reports(target, case, "sampled_rows") for one in report.differences]
+    assert {one.tensor for one in found} == {"dq"}
+    beside = 700 - len(rows_to_sample(case, EVERYTHING, 64))
+    assert sum(one.rows for one in found) > beside > 500
 
 
 def test_mean_errors_are_those_of_all_rows() -> None:
@@ -107,8 +121,30 @@ def test_the_bar_moves_with_what_rank_0_notes(tmp_path: Path) -> None:
             steps.append(done)
             over.set()
 
-    over = scale_run.threading.Event()
+    over = watching.threading.Event()
     (tmp_path / "0.json").write_text(json.dumps({"rows": {"out": 30, "lse": 12}}))
-    with scale_run._shown(Noted(), "ring", "every_row", 40, tmp_path):
+    with watching.shown(Noted(), "ring", "every_row", 40, tmp_path, None):
         assert over.wait(20)
     assert set(steps) == {40}
+
+
+def test_the_bar_counts_seconds_where_they_are_known(tmp_path: Path) -> None:
+    """So it moves while the implementation runs; then with what is verified, and never beyond its end."""
+    steps: list[int] = []
+    started: list[tuple[str, int]] = []
+
+    class Noted(Hidden):
+        def start(self, implementation: str, property: str, examples: int) -> None:
+            started.append((property, examples))
+
+        def step(self, done: int) -> None:
+            steps.append(done)
+            moved_on.set()
+
+    for rows, seconds, expected in ((0, (0.4, 40.0), 0), (20, (4.0, 8.0), 8), (90, (4.0, 8.0), 12)):
+        moved_on = watching.threading.Event()
+        (tmp_path / "0.json").write_text(json.dumps({"rows": {"out": rows}}))
+        with watching.shown(Noted(), "ring", "every_row", 40, tmp_path, seconds):
+            assert moved_on.wait(20)
+        assert steps.pop() == expected
+    assert started == [("every_row, in seconds", 40), *[("every_row, in seconds", 12)] * 2]

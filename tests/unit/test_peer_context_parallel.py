@@ -14,7 +14,9 @@ import torch
 from hunts import hunted, loaded
 from torch.nn.attention.flex_attention import create_block_mask
 
+from ringref.sharding import key_positions
 from ringverify.errors import Inconclusive
+from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import BUILT_IN, load
 from ringverify.worlds.processes.gloo import GlooWorld
 
@@ -74,6 +76,31 @@ def test_a_block_mask_is_read_block_by_block_and_pair_by_pair() -> None:
     mask.full_kv_num_blocks.zero_()  # of the block below the diagonal
     causal[128:, :128] = False
     assert torch.equal(adapter._allowed(mask, 256, 256)[0, 0], causal)
+
+
+def test_the_balancer_of_documents_is_a_permutation_that_its_restore_indices_undo(monkeypatch) -> None:
+    """As torch gives both; indices that do not restore the order would be found."""
+    peer = loaded("peer:torch-cp-flex-documents-balanced")
+    assert hunted(peer, "balance", 20).counterexample is None
+    adapter = importlib.import_module("ringverify.peers.torch_context_parallel")
+    indices = adapter._cp._PerDocumentHeadTailLoadBalancer._generate_indices
+    monkeypatch.setattr(
+        adapter._cp._PerDocumentHeadTailLoadBalancer, "_generate_indices", lambda self, restore=False: indices(self)
+    )
+    found = hunted(peer, "balance", 20).counterexample
+    assert found is not None
+    assert found.violation.reason == ("inverse", "order")
+
+
+def test_the_balancer_of_documents_gives_whole_documents_to_the_first_ranks() -> None:
+    """Where its documentation draws head and tail of each document on every rank: a figure, and no claim to break."""
+    peer = loaded("peer:torch-cp-flex-documents-balanced")
+    balanced = peer.capabilities.shardings[1]
+    held = [rows.tolist() for rows in key_positions(balanced, 16, 2, (0, 4, 12, 16))]
+    assert held == [[0, 3, 1, 2, 4, 5, 10, 11], [6, 7, 8, 9, 12, 15, 13, 14]]
+    assert peer.capabilities.balance is None
+    (figure,) = PROPERTIES["balance"].figures(peer.capabilities)
+    assert figure.startswith("per_document: of 3 ranks, the busiest has 1.")
 
 
 def test_rows_that_no_pair_needs_may_hold_anything() -> None:

@@ -298,7 +298,9 @@ def test_documents_that_do_not_fit_are_refused() -> None:
 def test_only_a_function_is_a_balancer() -> None:
     """Two of one function are the same sharding."""
     with pytest.raises(TypeError, match=r"balancer\('zigzag'\): expected a function \(documents, world_size\)"):
-        balancer("zigzag")  # type: ignore[arg-type]
+        balancer("zigzag")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"inverse=\[1, 0\]: expected a function \(documents, world_size\) -> rows"):
+        balancer(by_turns.function, inverse=[1, 0])  # type: ignore[call-overload]
     assert by_turns == balancer(by_turns.function)
     assert hash(by_turns) == hash(balancer(by_turns.function))
 

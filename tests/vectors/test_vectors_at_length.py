@@ -20,8 +20,8 @@ from ringverify.cases.case import Case
 from ringverify.cli.main import main
 from ringverify.errors import UsageError
 from ringverify.scale.checksums import BLOCK, RESULTS
+from ringverify.scale.golden import expected_checksums
 from ringverify.scale.numbers import Numbers, words
-from ringverify.scale.rank import expected_checksums
 from ringverify.vectors import generating, long, sealed
 from ringverify.vectors.catalogue import STORIES
 

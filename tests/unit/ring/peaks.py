@@ -57,6 +57,7 @@ def peak(call):
                 kernel=call.kernel,
                 method=call.method,
                 memory_budget=call.memory_budget,
+                check_shards=False,
             )
             gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out)) if call.backward else ()
         return q.nbytes, len(gradients)

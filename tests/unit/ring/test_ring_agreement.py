@@ -188,14 +188,14 @@ def test_each_rank_may_have_a_memory_budget_of_its_own(method, gathers):
     assert results == ((1, 80, 2, 4), (1, 80, 2, 4))
 
 
-def test_a_call_that_is_the_same_costs_one_gather_where_a_length_is_inferred(gathers):
-    """And none where both are given and no sinks, or a comparison is declined; asked for, it is made in any case."""
+def test_a_call_that_is_the_same_costs_one_gather(gathers):
+    """Whatever is given: a rank cannot know what others are given. And none where a comparison is declined."""
     lengths = {"query_length": 8, "key_length": 8}
     for how, expected in (
         ({}, 1),
         ({"query_length": 8}, 1),
         ({"key_length": 8}, 1),
-        (lengths, 0),
+        (lengths, 1),
         ({"sinks": torch.zeros(2), **lengths}, 1),
         ({"sinks": torch.zeros(2), "check_shards": False, **lengths}, 0),
         ({"check_shards": False}, 0),

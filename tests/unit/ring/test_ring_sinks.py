@@ -179,8 +179,21 @@ def test_sinks_that_differ_between_ranks_are_named_by_head_and_value():
 
 def test_sinks_on_some_ranks_only_are_named():
     """The others would compute another softmax."""
-    assert "sinks is False on rank 0 and True on rank 1" in differing(lambda rank: SINKS if rank else None)
+    assert "sinks is None on rank 0 and given on rank 1" in differing(lambda rank: SINKS if rank else None)
     assert "rank 1 refuses: sinks has shape (3,)" in differing(lambda rank: SINKS[: HEADS - rank])
+
+
+def test_sinks_that_no_rank_can_use_are_no_difference_between_ranks():
+    """Each rank says what it expects."""
+
+    def program(rank):
+        with pytest.raises(ValueError, match="no rank can make its call: rank 0 refuses: sinks has shape") as raised:
+            ring_attention(*tensors(rank), sinks=SINKS[1:])
+        return str(raised.value)
+
+    (said,) = set(on_ranks(program))
+    assert "expected (4,), one for each query head" in said
+    assert "give every rank the same" not in said
 
 
 def test_sinks_are_compared_while_decoding_too_where_both_lengths_are_given():
@@ -192,6 +205,8 @@ def test_sinks_are_compared_while_decoding_too_where_both_lengths_are_given():
         "causal": True,
     }
     assert "sinks[0] is 0.5 on rank 0 and 1.5 on rank 1" in differing(lambda rank: SINKS + rank, **decoding)
+    said = "sinks is given on rank 0 and None on rank 1"
+    assert said in differing(lambda rank: None if rank else SINKS, **decoding)
     assert "rank 1 refuses: sinks[0] is nan" in differing(lambda rank: SINKS * (1, torch.nan)[rank], **decoding)
 
 
