@@ -19,6 +19,7 @@ from ringverify.diagnosis.conditions import HALF
 from ringverify.diagnosis.diagnose import WALL, Diagnosis, diagnose, diagnose_rounding
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.needs import MOST_RANKS, Needs, needs
+from ringverify.diagnosis.poison import of_poison
 from ringverify.errors import Inconclusive
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, judge_values
@@ -208,6 +209,8 @@ def explained(
         return runner.run(case, gradients=True)
 
     try:
+        if (text := of_poison(smallest, c, probe)) is not None:
+            return Diagnosis(text)
         for these in zip(property.compared(smallest, c), property.compared(first, c), strict=False):
             found = diagnose(
                 observe,

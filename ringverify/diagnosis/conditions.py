@@ -289,6 +289,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "cut_block": ("a block of keys that a mask hides from a rank in part", f"ranks+length+{MASKED}", 1.47,
         lambda one: any(block.any() and not block.all() for block in one.blocks)),
     "elsewhere": ("a query with keys on other ranks only", f"ranks+{MASKED}", 1.46, Placed.elsewhere),
+    "hidden_rank": ("a query without keys on some rank that holds any", f"ranks+{MASKED}", 1.465,
+        lambda one: bool((~one.owners[..., [len(held) > 0 for held in one.keys]]).any())),
     "some_ranks": ("a query with keys on some ranks only", f"ranks+{MASKED}", 1.46,
         lambda one: bool(
             (one.owners.any(-1) & (one.owners.sum(-1) < sum(len(held) > 0 for held in one.keys))).any())),
@@ -341,7 +343,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
 MASKS = ("causal", "window", "documents", "key_lengths", "dilation")
 """Constraints of which one may do instead of another."""
 
-HIDING = ("hidden", "hidden_block", "cut_block", "some_ranks", "hidden_first", "hidden_last")
+HIDING = ("hidden", "hidden_block", "cut_block", "hidden_rank", "some_ranks", "hidden_first", "hidden_last")
 """Statements about what masks hide, whichever these are."""
 
 ALTERNATIVES = (*MASKS, "softcap", "scale", "cross", "gqa")

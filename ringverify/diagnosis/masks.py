@@ -309,16 +309,31 @@ def _as_block(of: Callable[[Pairs, OneSide, OneSide], Mask], pairs: Pairs) -> Co
     return rest * of(pairs, pairs.queries, pairs.keys)
 
 
-def _as_block_of_the_world(pairs: Pairs) -> Counts | None:
-    """Return counts with the causal mask chosen by the rank in the world, where owners are ranks in the group."""
+def _as_block_of_the_world(number: str, pairs: Pairs) -> Counts | None:
+    """Return counts with the causal mask chosen by the rank in the world, where hops and owners are of the group."""
     own, here = pairs.hop == 0, pairs.ring[pairs.rank]
+    earlier = pairs.hop <= here if number == "hop" else pairs.owner < here
 
     def of(pairs: Pairs, i: OneSide, j: OneSide) -> Mask:
         right = pairs.counts(lambda name: (i.p, j.p) if name == "causal" else None) > 0
         later = BLOCKS["a later rank"](pairs, i, j)
-        return np.where(own, right, np.where(pairs.owner < here, BLOCKS["an earlier rank"](pairs, i, j), later))
+        return np.where(own, right, np.where(earlier, BLOCKS["an earlier rank"](pairs, i, j), later))
 
     return None if pairs.case.group == "world" else _as_block(of, pairs)
+
+
+def _zero_is_none(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
+    """Return counts if these sides of a window are not bounded where they are 0."""
+    p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
+    if p.window is None:
+        return None
+    left, right = (None if side == 0 and end in ends else side for side, end in zip(p.window, SIDES, strict=True))
+    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in plain)
+    rest = pairs.counts(lambda name: None if name == "window" else plain)
+    return rest * pattern.window(i, j, left=left, right=right, diagonal=p.diagonal)
+
+
+SIDES = ("left", "right")
 
 
 def _wrapped(pairs: Pairs) -> Counts | None:
@@ -328,84 +343,98 @@ def _wrapped(pairs: Pairs) -> Counts | None:
     return pairs.counts(lambda name: other) if pairs.present() and pairs.case.sharding == "contiguous" else None
 
 
-Ends = dict[tuple[str, str], Ints]
-"""Positions of the first and last query of a pair's rank, and of the first and last key of its block."""
-
-
-def _ends(pairs: Pairs) -> Ends:
-    p = pairs.problem
-
-    def of(x: OneSide, last: bool) -> Ints:
-        places = [held[-1 if last else 0] if len(held) else 0 for held in x.shards]
-        rank = x.rank if x is pairs.keys or len(x.shards) == pairs.size else 0 * x.rank
-        return np.array(places)[rank]
-
-    ends = {
-        (side, end): of(x, end == "last") for side, x in (("query", pairs.queries), ("key", pairs.keys)) for end in ENDS
-    }
-    return {at: y + p.diagonal if at[0] == "query" else y for at, y in ends.items()}
-
-
 ENDS = ("first", "last")
 
 
-def _skipped(skips: Callable[[Pairs, Ends], Mask | None], pairs: Pairs) -> Counts | None:
-    """Return counts without the pairs of blocks, or tiles, that are skipped."""
-    skip = skips(pairs, _ends(pairs))
-    return None if skip is None else np.where(skip, 0, pairs.true)
+class Ends:
+    """The first and last rows of the rank and of the block of each pair, as keys and queries are aligned."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.keys = {end: self._of(pairs.keys, end) for end in ENDS}
+        aligned = pairs.problem.diagonal
+        self.queries = {end: self._of(pairs.queries, end) + aligned for end in ENDS}
+
+    @staticmethod
+    def _of(x: OneSide, end: str) -> Ints:
+        found = np.array([held[0 if end == "first" else -1] if len(held) else 0 for held in x.shards])
+        return found[x.rank]
 
 
-def _skips() -> Iterator[tuple[str, Callable[[Pairs, Ends], Mask | None]]]:
-    """Yield tests by which whole blocks are skipped that hold keys to attend."""
-    for of_key, of_query in product(ENDS, ENDS):
-        keys, queries = ("key", of_key), ("query", of_query)
-        if (of_key, of_query) != ("first", "last"):
+Skips = Callable[[Pairs, Ends], "Mask | None"]
+"""Whether a block, or a tile of it, is skipped, by pairs; `None` where the mask is not there that would skip it."""
+
+
+def _skipped(skips: Skips, spared: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without the pairs of blocks or tiles that are skipped; a rank's own block may be spared."""
+    skip = skips(pairs, Ends(pairs))
+    return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
+
+
+def _after(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    return at.keys[key] > at.queries[query] if pairs.problem.causal else None
+
+
+def _before_window(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    left = (pairs.problem.window or (None,))[0]
+    if left is None:
+        return None
+    found: Mask = at.keys[key] < at.queries[query] - left
+    return found
+
+
+def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    if pairs.problem.documents is None:
+        return None
+    offsets = np.array(pairs.problem.documents)
+    found: Mask = _bounds(offsets, at.keys[key]) != _bounds(offsets, at.queries[query])
+    return found
+
+
+def _level(pairs: Pairs, at: Ends) -> Mask | None:
+    return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
+
+
+def _padded_at_its_end(pairs: Pairs, at: Ends) -> Mask | None:
+    if pairs.problem.key_lengths is None:
+        return None
+    found: Mask = at.keys["last"] >= np.array(pairs.problem.key_lengths)[:, None, None, None]
+    return found
+
+
+def _tile_after(tile: int, query: str, of_shard: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a tile begins at or after the last query, or after the first; tiles begin at 0, or with each shard."""
+    keys = pairs.keys
+    start = keys.at(keys.rank, keys.place // tile * tile) if of_shard else keys.p // tile * tile
+    if not pairs.problem.causal:
+        return None
+    return start >= at.queries[query] if query == "last" else start > at.queries[query]
+
+
+def _skips() -> Iterator[tuple[str, Skips]]:
+    """Yield tests by which blocks or tiles are skipped that hold keys to attend, in words."""
+    for key, query in product(ENDS, ENDS):
+        if (key, query) != ("first", "last"):
             yield (
-                f"a block is skipped under a causal mask if its {of_key} key comes after the rank's {of_query} query",
-                lambda pairs, at, keys=keys, queries=queries: at[keys] > at[queries] if pairs.problem.causal else None,
+                f"a block is skipped under a causal mask if its {key} key comes after the rank's {query} query",
+                functools.partial(_after, key, query),
             )
-        if (of_key, of_query) != ("last", "first"):
+        if (key, query) != ("last", "first"):
             yield (
-                f"a block is skipped if its {of_key} key lies before the window of the rank's {of_query} query",
-                lambda pairs, at, keys=keys, queries=queries: (
-                    at[keys] < at[queries] - _left(pairs) if (pairs.problem.window or (None,))[0] is not None else None
-                ),
+                f"a block is skipped if its {key} key lies before the window of the rank's {query} query",
+                functools.partial(_before_window, key, query),
             )
         yield (
-            f"a block is skipped unless the document of its {of_key} key is that of the rank's {of_query} query",
-            lambda pairs, at, keys=keys, queries=queries: (
-                _document_of(pairs, at[keys]) != _document_of(pairs, at[queries]) if pairs.problem.documents else None
-            ),
+            f"a block is skipped unless the document of its {key} key is that of the rank's {query} query",
+            functools.partial(_of_another_document, key, query),
         )
-    yield (
-        "a block is skipped under a causal mask if its first key is at the position of the rank's last query",
-        lambda pairs, at: at["key", "first"] >= at["query", "last"] if pairs.problem.causal else None,
-    )
-    yield (
-        "a block is skipped if its last key is padding",
-        lambda pairs, at: (
-            at["key", "last"] >= np.array(pairs.problem.key_lengths)[:, None, None, None]
-            if pairs.problem.key_lengths
-            else None
-        ),
-    )
+    yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
+    yield "a block is skipped if its last key is padding", _padded_at_its_end
     for tile in TILES:
-        yield (
-            f"a tile of {tile} keys is skipped under a causal mask if it begins at the position of the rank's last query",
-            lambda pairs, at, tile=tile: (
-                pairs.keys.p // tile * tile >= at["query", "last"] if pairs.problem.causal else None
-            ),
-        )
-        yield (
-            f"a tile of {tile} keys is skipped under a causal mask if it begins after the rank's first query",
-            lambda pairs, at, tile=tile: (
-                pairs.keys.p // tile * tile > at["query", "first"] if pairs.problem.causal else None
-            ),
-        )
-
-
-def _document_of(pairs: Pairs, at: Ints) -> Ints:
-    return np.searchsorted(np.array(pairs.problem.documents), at, side="right")
+        for of_shard in (False, True):
+            whose = f"a tile of {tile} keys{' of a shard' if of_shard else ''} is skipped under a causal mask"
+            level, later = (functools.partial(_tile_after, tile, query, of_shard) for query in ("last", "first"))
+            yield f"{whose} if its first key is level with the rank's last query", level
+            yield f"{whose} if it begins after the rank's first query", later
 
 
 def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
@@ -426,23 +455,24 @@ def _made() -> Iterator[Otherwise]:
     for text, of in BLOCKS.items():
         whose = f"the causal mask is made as if the block were that of {text}"
         yield Otherwise(whose, functools.partial(_as_block, of), 1)
-    yield Otherwise(
-        "the causal mask of a block is chosen by the rank in the world instead of the rank in the group",
-        _as_block_of_the_world,
-        0.5,
-    )
+    for ends in (SIDES, SIDES[:1], SIDES[1:]):
+        says = f"a window that is 0 on the {' or on the '.join(ends)} is not bounded there"
+        yield Otherwise(says, functools.partial(_zero_is_none, ends), 0.25)
+    for number in ("hop", "owner"):
+        says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"
+        yield Otherwise(says, functools.partial(_as_block_of_the_world, number), 0.5)
     yield Otherwise("keys of blocks that have wrapped around the ring are taken for keys before the first", _wrapped, 1)
-    for text, skips in _skips():
-        yield Otherwise(text, functools.partial(_skipped, skips), 1)
+    for spared, (text, skips) in product((False, True), _skips()):
+        never = ", but never a rank's own" if spared else ""
+        yield Otherwise(text + never, functools.partial(_skipped, skips, spared), 1 + 0.25 * spared)
     yield Otherwise(NOT_COMPUTED, lambda pairs: np.zeros_like(pairs.true), 0.25, lse=0.0)
     for scope in (*CONSTRAINTS, None):
         what = "the mask is made" if scope is None else NAMES[scope][1]
         cost = 1 if scope else 1.25
         for text, owner in OWNERS.items():
             keys = functools.partial(_keys_of, owner)
-            yield Otherwise(
-                f"{what} as if the block were that of rank ({text}) mod ranks", _at(None, keys, scope), cost
-            )
+            whose = f"{what} as if the block were that of rank ({text}) mod ranks"
+            yield Otherwise(whose, functools.partial(_in_a_ring, _at(None, keys, scope)), cost)
         for text, at in POSITIONS.items():
             queries, keys = functools.partial(_queries_at, at), functools.partial(_keys_at, at)
             yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
@@ -482,6 +512,8 @@ def _made() -> Iterator[Otherwise]:
     for says, numbers in (
         ("positions that are in no document attend each other", _together),
         ("positions before the first document attend each other, and so do those after the last", _apart),
+        ("positions after the last document attend each other", _behind),
+        ("positions before the first document attend each other", _in_front),
     ):
         yield Otherwise(says, functools.partial(_documents, numbers), 0.5)
     for name in ("contiguous", "striped"):
@@ -511,6 +543,11 @@ def _made() -> Iterator[Otherwise]:
 
 def _counted(times: int, pairs: Pairs) -> Counts:
     return times * pairs.true
+
+
+def _in_a_ring(counts: Callable[[Pairs], Counts | None], pairs: Pairs) -> Counts | None:
+    """Return counts, but none where every rank attends its own block only, so that there are no hops."""
+    return None if pairs.case.replicated else counts(pairs)
 
 
 def _keys_of(owner: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
@@ -592,6 +629,11 @@ Numbered = Callable[[Ints, Ints], Ints]
 """Numbers of documents of positions, by offsets; a negative number is none, and attends nothing."""
 
 
+def _bounds(offsets: Ints, at: Ints) -> Ints:
+    number = np.searchsorted(offsets, at, side="right") - 1
+    return np.where(number < len(offsets) - 1, number, -1)
+
+
 def _bounds_past(offsets: Ints, at: Ints) -> Ints:
     number = np.searchsorted(offsets, at, side="left") - 1
     return np.where(number < len(offsets) - 1, number, -1)
@@ -604,6 +646,15 @@ def _bounds_before(offsets: Ints, at: Ints) -> Ints:
 def _together(offsets: Ints, at: Ints) -> Ints:
     number = np.searchsorted(offsets, at, side="right")
     return np.where(number < len(offsets), number, 0)
+
+
+def _behind(offsets: Ints, at: Ints) -> Ints:
+    return np.searchsorted(offsets, at, side="right") - 1
+
+
+def _in_front(offsets: Ints, at: Ints) -> Ints:
+    number = np.searchsorted(offsets, at, side="right")
+    return np.where(number < len(offsets), number, -1)
 
 
 def _apart(offsets: Ints, at: Ints) -> Ints:

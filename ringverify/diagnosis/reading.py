@@ -385,6 +385,8 @@ def _attention(
         top = np.where(np.isinf(top), 0.0, top)
         total = (m * np.exp(np.where(m > 0, s, -np.inf) - top[..., None])).sum(axis=-1) + zeros * np.exp(-top)
         lse = top + np.log(total)
+        sunk = None if x.sinks is None else x.sinks[:, None]
+        lse = lse if sunk is None else np.logaddexp(lse, sunk)
         exponent = np.where(np.isinf(lse), 0.0, lse)[..., None]
 
         def weights(m: Counts) -> Array:
@@ -395,8 +397,10 @@ def _attention(
         dp = dout @ v.swapaxes(2, 3)
         delta = (dout * out).sum(axis=-1) - np.where(np.isinf(lse), 0.0, x.dlse)
         ds = weight * (dp - delta[..., None]) * slope * p.scale_value
+        of_sinks = None if sunk is None else np.exp(sunk - exponent[..., 0])
 
     dk, dv = (per_key_head(part, p.group_size) for part in (ds.swapaxes(2, 3) @ q, weight.swapaxes(2, 3) @ dout))
     # Keys that only the backward attends may have any weight there; rounding errors grow with it.
-    inner = Intermediates(np.maximum(m, again), s, s, np.maximum(w, weight), lse)
-    return Answer(out.swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner)
+    inner = Intermediates(np.maximum(m, again), s, s, np.maximum(w, weight), lse, x.sinks, of_sinks)
+    dsinks = None if of_sinks is None else -(of_sinks * delta).sum(axis=0)
+    return Answer(out.swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner, dsinks)

@@ -73,8 +73,6 @@ ROWS: dict[str, Rows] = {
 """Rows that are NaN, by what they attend; that which concerns the fewest rows first, as long as that can be said."""
 
 OF_ALL = (
-    "no key of the block of rank 0",
-    "no key of the block of the last rank",
     "no key of some block that holds any",
     "no key of some block",
     "no key at all",

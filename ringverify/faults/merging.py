@@ -63,16 +63,20 @@ FAULTS.add(
 )
 
 
-def _by_itself(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Partial:
-    """One block's partial result, merged by exp(lse) as if with others."""
-    found = STEPS.attend(steps, here, hop, owner, q, block)
-    share = torch.exp(found.lse)
-    return Partial(found.out * (share / torch.where(share == 0, 1.0, share))[..., None], torch.log(share))
+def _stacked(steps: Steps, here: Here, hop: int, running: list[Partial] | None, new: Partial) -> list[Partial]:
+    return [*(running or ()), new]
+
+
+def _without_shift(running: list[Partial]) -> Partial:
+    lses = torch.stack([one.lse for one in running])
+    lse = torch.log(torch.exp(lses).sum(dim=0))
+    shift = torch.where((lses == -math.inf).all(dim=0), 0.0, lse)
+    return Partial((weight(lses, shift) * torch.stack([one.out for one in running])).sum(dim=0), lse)
 
 
 FAULTS.cause(
-    "the log-sum-exps of blocks, one block's too, are exponentiated without subtracting their maximum",
-    replace(STEPS, attend=_by_itself, merge=_plain_weights),
+    "the log-sum-exps of all blocks are added at the end without a shift",
+    replace(STEPS, accumulate=_stacked, normalise=_without_shift),
     overflows=True,
 )
 

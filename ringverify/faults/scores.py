@@ -190,12 +190,12 @@ def _first_copy(here: Here, x: Tensor) -> Tensor:
     return x.view(b, here.problem.hk, _copies(here), -1, t, d)[:, :, 0].sum(dim=2)
 
 
-def _key_head(of: Callable[[int, int, int, int], int]) -> Steps:
-    """Read another key head, by query head, size of a group, number of key heads and number of their copies."""
+def _key_head(of: Callable[[int, int, int, int, int], int]) -> Steps:
+    """Read another key head, by query head, size of a group, number of key heads, of their copies and of ranks."""
 
     def heads(here: Here) -> list[int]:
         p = here.problem
-        return [of(head, p.group_size, p.hk, _copies(here)) for head in range(p.heads)]
+        return [of(head, p.group_size, p.hk, _copies(here), here.size) for head in range(p.heads)]
 
     def per_key_head(here: Here, x: Tensor) -> Tensor:
         found = x.new_zeros((x.size(0), here.problem.hk, *x.shape[2:]))
@@ -205,13 +205,16 @@ def _key_head(of: Callable[[int, int, int, int], int]) -> Steps:
 
 
 for which, key_head in {
-    "that of the next group": lambda head, group, count, copies: (head // group + 1) % count,
-    "that of the group before": lambda head, group, count, copies: (head // group - 1) % count,
-    "that of its group counted from the last": lambda head, group, count, copies: count - 1 - head // group,
-    "where copies of key heads that the ranks divide are made by turns": lambda head, group, count, copies: (
+    "that of the next group": lambda head, group, count, copies, ranks: (head // group + 1) % count,
+    "that of the group before": lambda head, group, count, copies, ranks: (head // group - 1) % count,
+    "that of its group counted from the last": lambda head, group, count, copies, ranks: count - 1 - head // group,
+    "where copies of key heads that the ranks divide are made by turns": lambda head, group, count, copies, ranks: (
         head // (group // copies) % count
     ),
-    "the one of its own number, or the last": lambda head, group, count, copies: min(head, count - 1),
+    "where query heads and key heads are dealt to the ranks by turns": lambda head, group, count, copies, ranks: (
+        head % ranks + head // ranks // group * ranks if count % ranks == 0 else head // group
+    ),
+    "the one of its own number, or the last": lambda head, group, count, copies, ranks: min(head, count - 1),
 }.items():
     FAULTS.cause(f"grouped heads: a query head reads the wrong key head, {which}", _key_head(key_head))
 

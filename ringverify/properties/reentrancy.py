@@ -16,6 +16,7 @@ are threads that wait for work.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -35,6 +36,13 @@ _WHEN: dict[Step, str] = {
 }
 """The unusual condition of each step, for messages; in the order in which the steps are judged."""
 
+_CAUSE: dict[Step, str] = {
+    "first": "what a forward keeps for its backward is replaced by the forward of a second call",
+    "second": "what a forward keeps for its backward is that of the call before it",
+    "again": "the backward changes what the forward kept for it: the second time it computes with something else",
+}
+"""What is done wrongly where gradients alone are wrong in a step."""
+
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
@@ -48,8 +56,10 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         if step in steps:
             of = case if step in ("first", "again") else second_of(case)
             judgement = judged_where(of, runner, steps[step], when=when)
-            if judgement.violation is not None:
-                return judgement
+            if (violation := judgement.violation) is not None:
+                wrong = set() if violation.finding is None else set(violation.finding.tensors)
+                cause = _CAUSE[step] if wrong and not {"out", "lse"} & wrong else None
+                return dataclasses.replace(judgement, violation=dataclasses.replace(violation, cause=cause))
             largest = max(largest, judgement.margin)
     violation = _overwritten(steps["first"], steps["first_later"]) or _leaks(seen)
     return Judgement(largest, violation, ended.digest)
