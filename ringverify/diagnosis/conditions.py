@@ -191,6 +191,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "no_window": ("no window", "window", 1.2, lambda one: one.p.window is None),
     "left": ("a window bounded on the left", "window", 1.2, lambda one: one.sides[0] is not None),
     "right": ("a window bounded on the right", "window", 1.2, lambda one: one.sides[1] is not None),
+    "zero_side": ("a window that is 0 on one side", "window", 1.3,
+        lambda one: 0 in one.sides[: 1 if one.p.causal else 2]),
     "no_left": ("a window unbounded on the left", "window", 1.25,
         lambda one: one.p.window is not None and one.sides[0] is None),
     "no_right": ("a window unbounded on the right", "window", 1.25,

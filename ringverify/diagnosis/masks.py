@@ -424,7 +424,7 @@ def _skips() -> Iterator[tuple[str, Skips]]:
                 functools.partial(_before_window, key, query),
             )
         yield (
-            f"a block is skipped unless the document of its {key} key is that of the rank's {query} query",
+            f"a block is skipped unless its {key} key's document is that of the rank's {query} query",
             functools.partial(_of_another_document, key, query),
         )
     yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level

@@ -12,10 +12,11 @@ from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Runner
-from ringverify.diagnosis import adding, reading
+from ringverify.diagnosis import adding, reading, undefined
 from ringverify.diagnosis.diagnose import _in_shape, diagnose
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
@@ -368,7 +369,92 @@ def neighbours(steps, here, hop, owner):
     return multiplicity(steps, here, hop, owner) * near
 
 
+def without_the_last_head(m, heads):
+    """Heads are taken two at a time."""
+    return m * (torch.arange(heads) < heads // 2 * 2)[:, None, None]
+
+
+def where(keeps):
+    """Only those pairs of a block count that are kept, by the rank, the owner, and positions of queries and keys."""
+
+    def pattern(steps, here, hop, owner):
+        i, j = here.call.positions[:, None], here.shards[owner][None]
+        kept = torch.as_tensor(keeps(here, owner, i, j)).expand(len(i), j.size(1))
+        return multiplicity(steps, here, hop, owner) * kept
+
+    return replace(STEPS, pattern=pattern)
+
+
+def numbered(documents, at):
+    """The number of the document of a position; −1 outside."""
+    bounds = torch.tensor(documents)
+    found = torch.bucketize(torch.as_tensor(at), bounds, right=True) - 1
+    return torch.where(found < len(bounds) - 1, found, -1)
+
+
+def same_ends(here, owner, i, j):
+    """A block is kept if its last key is in the document of the rank's first query."""
+    documents = here.problem.documents
+    return owner == here.rank or documents is None or numbered(documents, j[0, -1]) == numbered(documents, i[0, 0])
+
+
+def tile_begins_earlier(here, owner, i, j):
+    """A tile of 4 keys of a block is kept if it begins before the rank's last query."""
+    return j[:, torch.arange(j.size(1)) // 4 * 4] < i[-1, 0] if here.problem.causal else True
+
+
+def otherwise(constraint, of):
+    """A constraint is made in another way."""
+    return replace(STEPS, pattern=lambda steps, *at: multiplicity(replace(steps, **{constraint: of}), *at))
+
+
+def zero_is_none(problem, i, j):
+    """A side of a window that is 0 is taken for one that is not bounded."""
+    left, right = problem.window
+    return (j - i >= -(left or 99)) & (j - i <= (right or 99))
+
+
+def behind_the_last(problem, i, j):
+    """What is past the last document is one more document."""
+    of_i, of_j = (torch.bucketize(x, torch.tensor(problem.documents), right=True) - 1 for x in (i, j))
+    return (of_i == of_j) & (of_i >= 0)
+
+
+def wrapped(steps, here, hop, owner):
+    """A block of a later rank has positions before 0."""
+    back = here.problem.nk * (owner > here.rank)
+    return multiplicity(replace(steps, causal=lambda problem, i, j: j - back <= i), here, hop, owner)
+
+
 READ = {
+    "a block is skipped unless its last key's document is that of the rank's first query, but never a rank's own": (
+        where(same_ends),
+        [case_of(documents=(1, 12)), case_of(documents=(0, 3, 12)), case_of(documents=(3, 11), size=5)],
+        [case_of(), case_of(documents=(0, 4, 8, 12)), case_of(documents=(3, 5, 11))],
+    ),
+    "a tile of 4 keys of a shard is skipped under a causal mask if its first key is level with the rank's last query": (
+        where(tile_begins_earlier),
+        [case_of(causal=True, query_length=15), case_of(causal=True, query_length=10, size=2)],
+        [case_of(), case_of(causal=True), case_of(causal=True, query_length=9)],
+    ),
+    "a window that is 0 on the left or on the right is not bounded there": (
+        otherwise("window", zero_is_none), [case_of(window=(0, 2)), case_of(window=(3, 0)), case_of(window=(0, 0))],
+        [case_of(window=(2, 1)), case_of()],
+    ),
+    "positions after the last document attend each other": (
+        otherwise("documents", behind_the_last), [case_of(documents=(2, 5)), case_of(documents=(0, 3, 9), size=2)],
+        [case_of(documents=(2, 12)), case_of()],
+    ),
+    "keys of blocks that have wrapped around the ring are taken for keys before the first": (
+        replace(STEPS, pattern=wrapped),
+        [case_of(causal=True), case_of(causal=True, size=2), case_of(causal=True, size=4, query_length=16)],
+        [case_of(), case_of(causal=True, size=1)],
+    ),
+    "with an odd number of heads, in the last head: keys that the mask allows are not attended": (
+        replace(STEPS, pattern=lambda steps, here, hop, owner: without_the_last_head(
+            multiplicity(steps, here, hop, owner), here.problem.heads)),
+        [case_of(heads=3), case_of(heads=5, size=2)], [case_of(), case_of(heads=4)],
+    ),
     "on the block of rank 0 on other ranks: the causal mask is made as if the block were that of a later rank": (
         taken_for(lambda rank, owner: owner == 0 < rank, lambda i, j, half: i + 0 * j >= half),
         [case_of(causal=True, sharding="zigzag"), case_of(causal=True, sharding="zigzag", size=4, query_length=16)],
@@ -478,3 +564,87 @@ def test_cases_that_tell_hypotheses_apart_have_equal_shards_where_others_are_not
     assert _in_shape(asked, even).problem.nq == 16
     assert _in_shape(replace(asked, sharding="zigzag"), even).problem.nq == 16
     assert _in_shape(asked, EVERYTHING) == asked
+
+
+# -- what is not left out ----------------------------------------------------------------------------------------------
+
+
+def over_padding(q, k, v, call, *, added=False, clear=()):
+    """Attention of one rank whose weights of padding are 0; `added`: their scores are not replaced."""
+    gone = torch.arange(k.size(1)) >= torch.tensor(call.key_lengths)[:, None]
+    k, v = (x.masked_fill(gone[..., None, None], 0.0) if n in clear else x for n, x in (("k", k), ("v", v)))
+    s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    hidden = gone[:, None, None]
+    s = s + torch.where(hidden, -math.inf, 0.0) if added else s.masked_fill(hidden, -math.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"clear": "k"}, "values that no query attends are multiplied by a weight of 0"),
+        ({}, "keys and values that no query attends are multiplied by a weight of 0"),
+        ({"clear": "v"}, "keys that no query attends are multiplied by a weight of 0"),
+        ({"added": True, "clear": "v"}, "scores of keys that no query attends are changed by arithmetic"),
+        ({"clear": "kv"}, None),
+    ],
+)
+def test_the_way_of_nan_from_padding_is_told(how, says):
+    """By which of keys and values it takes, where all is right without it."""
+    attend = functools.partial(over_padding, **how)
+    runner = Runner(Implementation(attend, "padding", replace(LOCAL, causal="never")), SimulatedWorld())
+    case = case_of(size=1, key_lengths=(7,), values="poisoned")
+    found = of_poison(case, runner.capabilities, lambda case, x: runner.run(case, gradients=True, inputs=x))
+    assert found is None if says is None else found.startswith(says)
+    plain = case.replace(values="normal")
+    assert of_poison(plain, runner.capabilities, lambda case, x: runner.run(case, gradients=True, inputs=x)) is None
+
+
+def test_padding_that_counts_as_zeros_is_read_of_the_log_sum_exp():
+    """Cleared keys and values: no weight of a key tells, but that of all together does."""
+
+    def attend(q, k, v, call):
+        j = torch.arange(k.size(1))
+        gone = call.key_positions >= torch.tensor(call.key_lengths)[:, None]
+        k, v = (x.masked_fill(gone[..., None, None], 0.0) for x in (k, v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        s = s.masked_fill((j >= torch.tensor(call.key_lengths)[:, None])[:, None, None], -math.inf)
+        lses = [torch.empty_like(x) for _ in range(call.world_size) for x in (s.logsumexp(-1),)]
+        dist.all_gather(lses, s.logsumexp(-1), group=call.group)
+        lse = torch.stack(lses).logsumexp(0)
+        out = torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v)
+        dist.all_reduce(out, group=call.group)
+        return out, lse
+
+    declared = Capabilities(sharding="replicated_query", key_lengths=True, lse=True, gradients=False, causal="never")
+    cases = [case_of(size=2, sharding="replicated_query", key_lengths=(n,)) for n in (4, 3, 8)]
+    scenes, probe = seen(Implementation(attend, "padded", declared), cases, gradients=False)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    assert explaining(found, scenes)[0] == (
+        "key_lengths are compared with queries and keys at positions counted from the beginning of the shard"
+    )
+
+
+def test_rows_that_are_nan_are_told_where_every_rank_has_all_queries():
+    """Of blocks that hold keys, whichever rank they are on."""
+
+    def attend(q, k, v, call):
+        i, j = call.positions[:, None], call.key_positions[None]
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(j > i, -math.inf)
+        top = s.amax(-1, keepdim=True)
+        w = (s - top).exp()
+        parts = [(top, w.sum(-1, keepdim=True), torch.einsum("bhqk,bkhd->bhqd", w, v))]
+        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in parts[0]]
+        for into, x in zip(every, parts[0], strict=True):
+            dist.all_gather(into, x, group=call.group)
+        tops, sums, outs = map(torch.stack, every)
+        share = (tops - tops.amax(0)).exp()
+        return ((share * outs).sum(0) / (share * sums).sum(0)).transpose(1, 2)
+
+    declared = Capabilities(sharding="replicated_query", gradients=False, causal="always")
+    cases = [case_of(size=n, sharding="replicated_query", causal=True) for n in (2, 3)]
+    scenes, _ = seen(Implementation(attend, "tree", declared), cases, gradients=False)
+    assert explaining(undefined.hypotheses(scenes), scenes) == [
+        "rows that attend no key of some block that holds any are NaN: -inf - (-inf) is not guarded",
+        "rows that attend no key of some block are NaN: -inf - (-inf) is not guarded",
+    ]
