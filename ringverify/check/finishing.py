@@ -308,8 +308,8 @@ def _accounted_for(
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = shown.repeats and not shown.after
     ended = violation.kind == "died" and runner.world.name == "external"  # which is no matter of what it keeps
-    unwritten = not steady and not ended and _reads_unwritten(case, simulated())
-    state = of_state(tuple(differing(case, shown.after[0]))) if shown.after and not ended and not unwritten else None
+    unwritten = _of_unwritten(case, simulated()) if not steady and not ended else None
+    state = None if unwritten or ended or not shown.after else of_state(tuple(differing(case, shown.after[0])))
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     diagnosis, declaration, needs = Diagnosis(), None, None
 
@@ -338,7 +338,7 @@ def _accounted_for(
     hints = [Hint(note) for note in runner.log.notes]
     if runner.world.name == "simulated" and shown.after and not hints:
         hints.append(Hint(SHARED_STATE))
-    if late is not None and not hangs and declaration is None and not diagnosis.causes:
+    if late is not None and not hangs and declaration is None and not (diagnosis.causes or violation.cause):
 
         def around() -> list[Hint]:
             return beside(property, runner, simulated(), case, violation)
@@ -347,8 +347,12 @@ def _accounted_for(
             hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
         hints = hints or attempt(mishaps, "looking for hints", around, [])
     told = None if needs is None else needs.told()
-    if unwritten:
-        diagnosis = Diagnosis(UNWRITTEN)
+    if unwritten is not None:
+        diagnosis, there = Diagnosis(UNWRITTEN), simulated()
+        if late is not None and there is not None:
+            varied_too = functools.partial(when_it_fails, UNINITIALISED, there, case, unwritten, until=late)
+            needs = attempt(mishaps, "finding out when the case fails", varied_too, None)
+            told = None if needs is None else needs.told()
     elif state is not None:
         told, diagnosis = Needed(requires=(state[0],), irrelevant=(), complete=True), Diagnosis(state[1])
     elif diagnosis.text is None and late is not None:
@@ -383,13 +387,13 @@ def _of_conduct(
     return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.requires)
 
 
-def _reads_unwritten(case: Case, there: Runner | None) -> bool:
-    """Return whether a case that fails at times only is wrong whenever new memory holds NaN."""
+def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:
+    """Return what is wrong of a case that fails at times only whenever new memory holds NaN; `None` if nothing is."""
     if there is None or not UNINITIALISED.applies(case, there.capabilities):
-        return False
+        return None
     there.world.close()  # nothing that an earlier case left
     seen = judged_if_possible(UNINITIALISED, case, there)
-    return seen is not None and seen.violation is not None and seen.violation.failure is None
+    return None if seen is None or seen.violation is None or seen.violation.failure is not None else seen.violation
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

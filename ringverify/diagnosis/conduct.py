@@ -42,6 +42,7 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
 
 
 WORDS = {
+    "causal": "causal mask",
     "query_length": "length",
     "key_length": "number of keys",
     "key_heads": "key heads",

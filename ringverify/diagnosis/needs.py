@@ -192,7 +192,13 @@ def needs(
     ]
     requires = [Requirement(one.text, _holding(one, capabilities)) for one in tested if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
-    certain |= {factor: None for one in explanation if one not in tested for factor in sorted(one.factors)}
+    certain |= {
+        factor: None
+        for one in explanation
+        if one not in tested
+        for factor in sorted(one.factors)
+        if factor not in exploration.varying.factors or exploration.outcomes.get(factor)  # others are not declared
+    }
     requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     about = {*turning}.union(*(one.factors for one in explanation))
     failing = [one for one, failed in exploration.runs.items() if failed]

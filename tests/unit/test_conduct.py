@@ -174,8 +174,9 @@ def test_unwritten_memory_is_no_state(unwritten):
         return out + (torch.empty_like(out) if unwritten else torch.zeros_like(out)).clamp(0, 0)
 
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
-    assert finishing._reads_unwritten(Case(problem=Problem(query_length=4), world_size=2), runner) == unwritten
-    assert not finishing._reads_unwritten(Case(problem=Problem(query_length=4), world_size=2), None)
+    case = Case(problem=Problem(query_length=4), world_size=2)
+    assert (finishing._of_unwritten(case, runner) is not None) == unwritten
+    assert finishing._of_unwritten(case, None) is None
 
 
 def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):

@@ -285,7 +285,7 @@ def test_what_was_read_is_said_if_it_is_so_in_every_case():
 def read_of(case, counts):
     """A case of which these counts were read."""
     pairs = Pairs(Scene(case, EVERYTHING, None))
-    return reading.Read(pairs, pairs.true, counts(pairs))
+    return reading.Read(pairs, pairs.true, counts(pairs), np.zeros(pairs.true.shape[:3], dtype=np.int64))
 
 
 def test_a_rule_has_to_give_what_was_read_of_every_case():
