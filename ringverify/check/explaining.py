@@ -31,6 +31,9 @@ NEEDS_SECONDS = 3.0
 """Seconds for finding out when a case fails, of processor time where the world is simulated: a busy machine says the
 same."""
 
+PROGRAM_SECONDS = 15.0
+"""The same of a program, which may compile what it is asked."""
+
 DRAWN = 18
 """Cases of the property that are drawn for it, to be mixed with the failing one."""
 
@@ -143,7 +146,8 @@ def when_it_fails(
         return Needs((), (), complete=False, tried=0)
     # Neither programs nor waiting take processor time here: the wall clock has to end it.
     waits = there.world.name != "simulated" or violation.kind in ("died", "deadline")
-    wall = min((1 if waits else WALL) * NEEDS_SECONDS, until - time.monotonic())
+    seconds = PROGRAM_SECONDS if there.world.name == "external" else NEEDS_SECONDS
+    wall = min((1 if waits else WALL) * seconds, until - time.monotonic())
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
     return needs(
         case,
@@ -153,7 +157,7 @@ def when_it_fails(
         drawn=[
             one for one in drawn(property, there.capabilities, DRAWN, seed=-1) if _possible(one, there.capabilities)
         ],
-        left=WorkLimit(NEEDS_SECONDS, lambda: there.world.processes, wall=wall).left,
+        left=WorkLimit(seconds, lambda: there.world.processes, wall=wall).left,
         most_ranks=ranks,
         wrong_ranks=wrong.get,
     )

@@ -77,10 +77,11 @@ def planned(
             offered = {*world_sizes, most} if declared is None else {*world_sizes}
             world_sizes = tuple(sorted(size for size in offered if 0 < size <= most)) or world_sizes[:1]
     sizes = world_sizes if declared is None else tuple(size for size in world_sizes if size in declared)
-    if not sizes:
+    if asked is not None and sizes != asked:  # what is left out in silence would be taken for tried
+        others = ", ".join(str(size) for size in asked if size not in sizes)
         raise UsageError(
-            f"{implementation.name} declares world sizes {declared}, none of --world-sizes "
-            f"{','.join(map(str, world_sizes))}: ask for one of them"
+            f"{implementation.name} declares world sizes {declared}, and not {others} of --world-sizes "
+            f"{','.join(map(str, asked))}: ask for declared ones, or declare what it can do"
         )
     if most is not None and max(sizes) > most:
         raise Inconclusive((too_few_gpus if crew is None else torchrun.too_few)(max(sizes), most))

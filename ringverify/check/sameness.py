@@ -56,22 +56,32 @@ def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runn
         alike = (case for case in chain(*ordinary) if _seen(earlier.property, case, shown.violation.reason, runner))
         if (plain := next(alike, None)) is None or not _accounts_for(shown, violation, plain, runner):
             continue
+        if violation.kind == "precision":  # a mean, which cases of others have too few elements for
+            return _again(earlier, found.case, found.judgement, found, tried=0, smallest=False)
         for tried, case in enumerate(_special((shown.case, shown.first), found.case, runner), 1):
             if (seen := _seen(property, case, violation.reason, runner)) is not None:
-                assert seen.violation is not None
-                return Counterexample(
-                    case,
-                    seen.violation,
-                    seen.digest,
-                    first=found.case,
-                    tried=tried,
-                    smallest=case == shown.case and shown.smallest,
-                    repeats=True,
-                    diagnosis=dataclasses.replace(shown.diagnosis, where=None, region=None),
-                    needs=shown.needs,
-                    same_as=earlier.property,
-                )
+                smallest = case == shown.case and shown.smallest
+                return _again(earlier, case, seen, found, tried=tried, smallest=smallest)
     return None
+
+
+def _again(
+    earlier: ToldFailure, case: Case, seen: Judgement, found: Found, *, tried: int, smallest: bool
+) -> Counterexample:
+    """Return the counterexample that shows an earlier failure once more."""
+    assert seen.violation is not None
+    return Counterexample(
+        case,
+        seen.violation,
+        seen.digest,
+        first=found.case,
+        tried=tried,
+        smallest=smallest,
+        repeats=True,
+        diagnosis=dataclasses.replace(earlier.shown.diagnosis, where=None, region=None),
+        needs=earlier.shown.needs,
+        same_as=earlier.property,
+    )
 
 
 def _accounts_for(shown: Counterexample, violation: Violation, case: Case, runner: Runner) -> bool:

@@ -46,6 +46,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     text = (FOLDER / f"{options.flavour}_worker.py").read_text(encoding="utf-8")
     target = shlex.quote(f"program: python {shlex.quote(str(file))}")
     text = text.replace(f"'program: python {WRITTEN}'", target)
-    do = "Put your own code into attend, then run, with its environment's python"
+    place = {"jax": "ring", "numpy": "attend"}[options.flavour]
+    do = f"Put your own code into {place}, then run, with its environment's python"
     write_to_fill_in(file, text, do, target, console)
     return 0

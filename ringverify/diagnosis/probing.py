@@ -147,8 +147,11 @@ def _told(w: Array, p: Array, m: Counts, limit: Array) -> Iterator[tuple[What, l
     wrong = ~(np.abs(w - p) <= limit)
     if not wrong.any():
         return
-    missing = wrong & (m > 0) & (np.abs(w) <= limit)
     forbidden = wrong & (m == 0)
+    # Where forbidden keys take most of a row's weight, what is left of a key may be too little to be seen.
+    seen = (m > 0) & (np.abs(w) > limit) & (p > 0)
+    kept = (np.abs(w[seen]) / p[seen]).max() if seen.any() else 0.0 if forbidden.any() else 1.0
+    missing = wrong & (m > 0) & (np.abs(w) <= limit) & (p * min(kept, 1.0) > 2 * limit)
     if missing.any():
         yield "missing", _numbers(missing)
     if forbidden.any():

@@ -158,7 +158,7 @@ class Terminal:
         if self.quiet:
             return
         if event.examples:
-            inside = 100 * (event.seconds_inside or 0.0) / worked
+            inside = min(100, 100 * (event.seconds_inside or 0.0) / worked)  # a program may use several cores
             beside = "" if event.simulated_runs is None else f" and {event.simulated_runs} of the simulated one"
             world = "" if event.world is None else f" of the {event.world} world{beside}"
             known = event.world is not None and event.seconds_inside  # a program need not say how long it took

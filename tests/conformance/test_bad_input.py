@@ -75,7 +75,11 @@ WRONG_USAGE = {
     "world size one": (["check", "ring", "--world-sizes", "one"], ["'one'", "at least 1"]),
     "world size not declared": (
         ["check", miniature("right:attend_in_processes"), "--world-sizes", "5"],
-        ["(1, 2)", "--world-sizes 5", "ask for one of them"],
+        ["(1, 2)", "and not 5 of --world-sizes 5", "ask for declared ones"],
+    ),
+    "some of the world size not declared": (
+        ["check", miniature("right:attend_in_processes"), "--world-sizes", "2,5"],
+        ["(1, 2)", "and not 5 of --world-sizes 2,5", "ask for declared ones"],
     ),
     "unknown world": (["check", "ring", "--world", "mars"], ["mars", "simulated", "gloo"]),
     "processes in one process": (

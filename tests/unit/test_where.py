@@ -9,6 +9,7 @@ from diagnosed import diagnosed
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
+from ringverify.diagnosis import probing
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import ranges, wrong_elements
@@ -125,3 +126,19 @@ def test_long_lists_are_cut():
     """Runs are joined, and what follows the fourth is counted."""
     assert ranges([3, 1, 2, 7]) == "1–3, 7"
     assert ranges(np.arange(0, 20, 2).tolist()) == "0, 2, 4, 6 and 6 more"
+
+
+@pytest.mark.parametrize(
+    ("w", "m", "told"),
+    [
+        ([1e-12, 1e-12, 1.0], [1, 1, 0], {"forbidden": [2]}),  # nothing can be said of what is left of the others
+        ([0.25, 1e-12, 0.75], [1, 1, 0], {"missing": [1], "forbidden": [2]}),
+        ([1.0, 0.0, 0.0], [1, 1, 1], {"missing": [1, 2]}),
+        ([0.0, 0.0, 0.0], [1, 1, 1], {"missing": [0, 1, 2]}),
+    ],
+)
+def test_a_key_is_missing_only_where_its_weight_would_be_seen(w, m, told):
+    """Forbidden keys may take so much of a row that nothing is left of those that it attends."""
+    m = np.array(m)
+    p = m / m.sum()
+    assert dict(probing._told(np.array(w), p, m, np.full(3, 1e-8))) == told

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 NAME = os.path.basename(__file__)
 VERSIONS = {"jax": jax.__version__}
 CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32", "bfloat16"], "lse": True, "lse_gradient": True}
-CAPABILITIES |= {"gqa": True, "value_dim": True, "world_sizes": [1, 2, 4, 8], "shapes": "compiled"}
+CAPABILITIES |= {"gqa": True, "value_dim": True, "world_sizes": [1, 2, 3, 4], "shapes": "compiled"}
 
 
 class Unsupported(Exception):
