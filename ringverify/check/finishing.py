@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -393,7 +394,10 @@ def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:
         return None
     there.world.close()  # nothing that an earlier case left
     seen = judged_if_possible(UNINITIALISED, case, there)
-    return None if seen is None or seen.violation is None or seen.violation.failure is not None else seen.violation
+    violation = None if seen is None else seen.violation
+    if violation is None or violation.finding is None or not math.isnan(violation.finding.actual):
+        return None  # what is wrong without NaN is so whatever new memory holds
+    return violation
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

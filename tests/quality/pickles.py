@@ -11,6 +11,7 @@ MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 CALLS = {("torch", "save"), ("torch", "load"), ("np", "save"), ("numpy", "save"), ("pandas", "read_pickle")}
 
 WITHIN_A_WORLD = {
+    "ringverify/check/units.py": "causes that were made for a case, between the tool and its own workers",
     "ringverify/worlds/processes/gloo.py": "a program and its results, between the harness and its own workers",
     "ringverify/worlds/processes/pool.py": "jobs, through a pipe between the harness and its own workers",
     "ringverify/worlds/processes/wire.py": "reports, through that pipe, with a digest and read as reports only",
