@@ -475,8 +475,10 @@ class _Exploration:
 
     def _beyond(self, case: Case, condition: Condition) -> bool:
         """Return whether a case goes far beyond a limit, if the condition is one: near it, values may hide a fault."""
-        (name, *_), most = condition.about, condition.most
-        return most is None or int(features(case, self.varying.c)[name]) >= BEYOND * most
+        if condition.most is None:
+            return True
+        number = features(case, self.varying.c).get(condition.about[0])  # a window that is not bounded has none
+        return number is None or int(number) >= BEYOND * condition.most
 
     def _repeated(self, explanation: Sequence[Condition]) -> bool:
         """Return whether other cases pass if they are changed as one was that no condition explains."""

@@ -14,7 +14,10 @@ from ringverify.implementation import Capabilities
 PRODUCT = "{what} that no query attends are multiplied by a weight of 0, not left out: 0 times NaN is NaN"
 """A product with what should not count; the values in out and dq, the keys in dq."""
 
-SCORES = "scores of keys that no query attends are changed by arithmetic, not replaced: NaN plus anything is NaN"
+REPLACED = (
+    "{what} that no query attends are left out by arithmetic (times 0, plus -inf), not replaced: NaN in them stays NaN"
+)
+"""Keys whose scores are changed, or that are multiplied by 0 themselves, and perhaps values."""
 
 
 def of_poison(case: Case, capabilities: Capabilities, probe: Probe) -> str | None:
@@ -39,6 +42,5 @@ def of_poison(case: Case, capabilities: Capabilities, probe: Probe) -> str | Non
     by_keys, by_values = wrong(dataclasses.replace(plain, k=given.k)), wrong(dataclasses.replace(plain, v=given.v))
     if by_keys is None or by_values is None or not by_keys | by_values:
         return None
-    if {"out", "lse"} & by_keys:
-        return SCORES
-    return PRODUCT.format(what=" and ".join(n for n, one in (("keys", by_keys), ("values", by_values)) if one))
+    told = REPLACED if {"out", "lse"} & by_keys else PRODUCT
+    return told.format(what=" and ".join(n for n, one in (("keys", by_keys), ("values", by_values)) if one))

@@ -134,11 +134,13 @@ def ring_attention(
         check_shards: compare the ranks' calls before anything else is sent, by gathering three integers of each rank,
             and raise on all of them if they differ in a length, a dtype, the pattern, the sharding, the sinks, the
             method or autocast, or if one of them refuses its call, for the shape of its shard say. `None` compares on
-            CPU; not on CUDA, where reading the answer would stall the device: there, ask for it with True, at least
-            while you set things up, or else ranks that differ exchange garbage, hang, die, or compute with other sinks
-            than one another. False never compares. The same on all ranks. If an input of some rank requires a gradient,
-            out then requires one on every rank that was compared (not under `torch.no_grad`), so that every rank runs
-            its part of backward; without the comparison some input of every rank has to.
+            CPU, but for calls without gradients (`torch.no_grad`), sinks and inferred lengths, such as those that
+            decode, where a message is a part of the time; not on CUDA, where reading the answer would stall the device:
+            there, ask for it with True, at least while you set things up, or else ranks that differ exchange garbage,
+            hang, die, or compute with other sinks than one another. False never compares. The same on all ranks. If an
+            input of some rank requires a gradient, out then requires one on every rank that was compared (not under
+            `torch.no_grad`), so that every rank runs its part of backward; without the comparison some input of every
+            rank has to.
         explain: say on standard error, on rank 0, what the method exchanges, and which kernel was chosen and why.
 
     Returns:
@@ -164,7 +166,8 @@ def ring_attention(
     engine = Engine(method, transport, kernel, memory_budget, sink_gradient=sink_gradient)
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     if check_shards is None:
-        check_shards = device.type == "cpu"
+        complete = query_length is not None and key_length is not None and sinks is None
+        check_shards = device.type == "cpu" and (torch.is_grad_enabled() or not complete)
     compared = check_shards and ring.world_size > 1
     gradient = torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v, sinks)

@@ -585,7 +585,7 @@ def over_padding(q, k, v, call, *, added=False, clear=()):
         ({"clear": "k"}, "values that no query attends are multiplied by a weight of 0"),
         ({}, "keys and values that no query attends are multiplied by a weight of 0"),
         ({"clear": "v"}, "keys that no query attends are multiplied by a weight of 0"),
-        ({"added": True, "clear": "v"}, "scores of keys that no query attends are changed by arithmetic"),
+        ({"added": True, "clear": "v"}, "keys that no query attends are left out by arithmetic"),
         ({"clear": "kv"}, None),
     ],
 )

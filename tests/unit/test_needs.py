@@ -168,6 +168,12 @@ def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
     assert not {"window", "masks"} & set(said.irrelevant)
 
 
+def test_a_limit_on_a_side_of_a_window_is_held_against_windows_that_are_not_bounded():
+    """They have no number there, and lie beyond every limit."""
+    said, fails, drawn = found(lambda one: one.get("right_side", 99) <= 2, EVERYTHING, mixed=MIXED)
+    assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
+
+
 def test_what_was_not_tried_is_not_said_to_be_no_matter(monkeypatch):
     """Not a mask, and not the masks, where the runs ended before they were all varied."""
     for most in (10, 40):

@@ -205,6 +205,24 @@ def test_a_call_that_is_the_same_costs_one_gather(gathers):
         assert found == [expected, expected], how
 
 
+def test_a_call_without_gradients_compares_where_something_is_inferred_or_there_are_sinks(gathers):
+    """As while decoding, where a gather would be a part of the time."""
+    lengths = {"query_length": 8, "key_length": 8}
+
+    def quietly(how):
+        with torch.no_grad():
+            return ring_attention(*tensors(4), **how)
+
+    for how, expected in (
+        (lengths, 0),
+        ({"query_length": 8}, 1),
+        ({"sinks": torch.zeros(2), **lengths}, 1),
+        ({"check_shards": True, **lengths}, 1),
+    ):
+        _, found = gathers(lambda rank, how=how: quietly(how))
+        assert found == [expected, expected], how
+
+
 def test_a_rank_alone_has_nobody_to_ask(gathers):
     """In a world of one, and where there is none."""
     _, found = gathers(lambda rank: ring_attention(*tensors(4), check_shards=True), 1)
