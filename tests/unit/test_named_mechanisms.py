@@ -19,6 +19,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.catalogue import CAUSES
 from ringverify.faults.place import Block
@@ -647,4 +648,23 @@ def test_rows_that_are_nan_are_told_where_every_rank_has_all_queries():
     assert explaining(undefined.hypotheses(scenes), scenes) == [
         "rows that attend no key of some block that holds any are NaN: -inf - (-inf) is not guarded",
         "rows that attend no key of some block are NaN: -inf - (-inf) is not guarded",
+    ]
+
+
+# -- sinks -------------------------------------------------------------------------------------------------------------
+
+
+def test_sinks_of_a_ranks_own_heads_are_told():
+    """Where heads are dealt out to the ranks, and the first sinks are taken on each."""
+
+    def first_sinks(q, k, v, call):
+        p = call.problem
+        x = call.sinks[torch.arange(p.heads) % (p.heads // call.world_size)]
+        return ring_of(STEPS)(q, k, v, replace(call, sinks=x))
+
+    cases = [case_of(sinks=True, heads=4, size=2), case_of(sinks=True, heads=6, size=3)]
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    scenes, _ = seen(Implementation(first_sinks, "sinks", declared), cases, gradients=False)
+    assert explaining(SUBSTITUTED, scenes) == [
+        "each head takes the sink of the head with its number on its rank, where heads are dealt out to the ranks"
     ]
