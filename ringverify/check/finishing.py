@@ -393,6 +393,9 @@ def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:
     if there is None or not UNINITIALISED.applies(case, there.capabilities):
         return None
     there.world.close()  # nothing that an earlier case left
+    hazard = judged_if_possible(HAZARDS, case, there)
+    if hazard is not None and hazard.violation is not None:
+        return None  # what arrives too late was not written either
     seen = judged_if_possible(UNINITIALISED, case, there)
     violation = None if seen is None else seen.violation
     if violation is None or violation.finding is None or not math.isnan(violation.finding.actual):

@@ -261,9 +261,9 @@ def agree(
         true, allowed = scene.true(name, rank), scene.limit(name, rank)
         limit = np.maximum(allowed, scene.local(name, getattr(suspected, name), rank))
         relative = relative_rounding(scene, name)
-        limit = np.maximum(limit, relative * np.abs(predicted))
-        # A wrong value may be what is left of larger terms that cancel: allow the rounding of the largest prediction.
         finite = np.where(np.isfinite(predicted), np.abs(predicted), 0.0)
+        limit = np.maximum(limit, relative * finite)
+        # A wrong value may be what is left of larger terms that cancel: allow the rounding of the largest prediction.
         wrong = margins(predicted, true, allowed, dtype) > 1
         limit = np.where(wrong, np.maximum(limit, relative * finite.max(initial=0.0)), limit)
         if bool((_margins(seen, predicted, limit, dtype) > 1).any()):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 
+import careless
 import hazardous
 import pytest
 import torch
@@ -24,6 +25,7 @@ from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
 from ringverify.properties.property import Violation
 from ringverify.properties.subgroups import SUBGROUPS
+from ringverify.properties.uninitialised import UNINITIALISED
 from ringverify.properties.values import FORWARD
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import Failure
@@ -177,6 +179,14 @@ def test_unwritten_memory_is_no_state(unwritten):
     case = Case(problem=Problem(query_length=4), world_size=2)
     assert (finishing._of_unwritten(case, runner) is not None) == unwritten
     assert finishing._of_unwritten(case, None) is None
+
+
+def test_what_arrives_too_late_is_not_called_unwritten():
+    """A receive that nobody waits for: its memory is unwritten as well, but that is not why."""
+    runner = Runner(Implementation(careless.forgotten, "subject", PLAIN), SimulatedWorld())
+    case = Case(problem=Problem(query_length=4), world_size=2)
+    assert judged(UNINITIALISED, case, runner).violation is not None
+    assert finishing._of_unwritten(case, runner) is None
 
 
 def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):

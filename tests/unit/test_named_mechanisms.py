@@ -668,3 +668,21 @@ def test_sinks_of_a_ranks_own_heads_are_told():
     assert explaining(SUBSTITUTED, scenes) == [
         "each head takes the sink of the head with its number on its rank, where heads are dealt out to the ranks"
     ]
+
+
+def test_rows_that_are_not_computed_are_told_from_rows_that_attend_nothing():
+    """Their lse is 0 and not -inf."""
+
+    def attend(q, k, v, call):
+        out, lse = PLAIN.function(q, k, v, call)[:2]
+        there = call.rank < call.world_size - 1
+        return out * there, lse * there
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    runner = Runner(Implementation(attend, "zeros", declared), SimulatedWorld())
+
+    def run(case, inputs=None):
+        return runner.run(case, gradients=False, inputs=inputs)
+
+    found = diagnose(run, [case_of(causal=True), case_of(size=2, causal=True)], declared, probe=run)
+    assert found.text.startswith("on the last rank: nothing is computed: results are 0, lse too")
