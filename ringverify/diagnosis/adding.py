@@ -56,8 +56,8 @@ class Terms:
         self.delta = (self.p * self.dp).sum(axis=-1, keepdims=True)
         self.ds = self.factor * (self.dp - self.delta + self.dlse)
 
-    def sums(self, names: Sequence[TensorName], ds: Array, p: Array) -> Gradients:
-        """Return gradients of these ds and p `(B, H, Nq, Nk)`, of all positions."""
+    def sums(self, names: Sequence[TensorName], ds: Array, p: Array, dout: Array | None = None) -> Gradients:
+        """Return gradients of these ds and p `(B, H, Nq, Nk)`, of all positions; of another cotangent than given."""
         group, found = self.scene.problem.group_size, Gradients()
         for name in names:
             match name:
@@ -66,7 +66,7 @@ class Terms:
                 case "dk":
                     found[name] = per_key_head(ds.swapaxes(2, 3) @ self.q, group)
                 case _:
-                    found[name] = per_key_head(p.swapaxes(2, 3) @ self.dout, group)
+                    found[name] = per_key_head(p.swapaxes(2, 3) @ (self.dout if dout is None else dout), group)
         return found
 
     @functools.cached_property
@@ -252,44 +252,51 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """
     for where, target in MOVED.items():
         for name in ("out", "dq"):
-            yield _hypothesis(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
+            yield measured(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
     for names in RETURNED:
         for text, at in SLICES.items():
             says = f"the rows of {' and '.join(names)} that are returned are those at positions {text}"
             for cleared in (False, True):
-                yield _hypothesis(says, functools.partial(_of_positions, names, at, cleared))
-    failing = [scene for scene in scenes if (names := wrong_tensors(scene)) and not {"out", "lse"} & set(names)]
-    if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
+                yield measured(says, functools.partial(_of_positions, names, at, cleared))
+    terms = fitted(scenes)
+    if not terms:
         return
-    fitted = sorted(failing, key=lambda scene: -scene.size * scene.problem.nk)[:FITTED]
-    terms = [terms_of(scene) for scene in fitted]
+    cases = [one.scene for one in terms]
     for part in (EVERYWHERE, *PARTS):
         told = f"{part.text}: " if part.text else ""
         for changed in CHANGED:
             factors = [fit for one in terms if (fit := _factor(one, changed, part)) is not None]
             if len(factors) < len(terms):
                 continue
-            for number, factor in named(factors, fitted, FACTORS, none=1.0):
+            for number, factor in named(factors, cases, FACTORS, none=1.0):
                 says = number if isinstance(number, str) else f"is multiplied by {number:.4g}"
-                yield _hypothesis(f"{told}{changed.text} {says}", functools.partial(_multiplied, changed, part, factor))
+                yield measured(f"{told}{changed.text} {says}", functools.partial(_multiplied, changed, part, factor))
         for where, target in MOVED.items():
             for names in (("dv",), ("dk",), ("dk", "dv")):
                 change = functools.partial(_added_elsewhere, names, part, target)
-                if all(_fits(one, change(one)) for one in terms):
-                    yield _hypothesis(f"{told}what is added to {' and '.join(names)} is added to {where}", change)
+                if all(fits(one, change(one)) for one in terms):
+                    yield measured(f"{told}what is added to {' and '.join(names)} is added to {where}", change)
     for text, blocks in SUBSETS.items():
         for says, (out, lse) in TAKEN.items():
             change = functools.partial(_with_part, blocks, out, lse)
-            if all(_fits(one, change(one)) for one in terms):
-                yield _hypothesis(says.format(text), change)
+            if all(fits(one, change(one)) for one in terms):
+                yield measured(says.format(text), change)
     for text, normaliser in NORMALISERS.items():
         change = functools.partial(_with_normaliser, normaliser)
-        if all(_fits(one, change(one)) for one in terms):
-            yield _hypothesis(f"the backward takes {text} for lse: its weights do not add up to 1", change)
+        if all(fits(one, change(one)) for one in terms):
+            yield measured(f"the backward takes {text} for lse: its weights do not add up to 1", change)
     for text, weighed in DETACHED.items():
         change = functools.partial(_with_detached, weighed)
-        if all(_fits(one, change(one)) for one in terms):
-            yield _hypothesis(f"the weights with which {text} are merged have no gradient: they are detached", change)
+        if all(fits(one, change(one)) for one in terms):
+            yield measured(f"the weights with which {text} are merged have no gradient: they are detached", change)
+
+
+def fitted(scenes: Sequence[Scene]) -> list[Terms]:
+    """Return the terms of the largest cases of which only gradients are wrong, for a first fit; `[]` without any."""
+    failing = [scene for scene in scenes if (names := wrong_tensors(scene)) and not {"out", "lse"} & set(names)]
+    if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
+        return []
+    return [terms_of(one) for one in sorted(failing, key=lambda scene: -scene.size * scene.problem.nk)[:FITTED]]
 
 
 def terms_of(scene: Scene) -> Terms:
@@ -315,8 +322,8 @@ def _size(x: Gradients) -> float:
     return float(sum((y**2).sum() for y in x.values()))
 
 
-def _fits(terms: Terms, change: Gradients) -> bool:
-    """Whether a change of gradients is that which was seen, nearly."""
+def fits(terms: Terms, change: Gradients) -> bool:
+    """Return whether a change of gradients is that which was seen, nearly."""
     wrong = _wrong(terms)
     left = {name: y - change[name] if name in change else y for name, y in wrong.items()}
     return _size(left) <= LEFT**2 * _size(wrong)
@@ -328,7 +335,7 @@ def _factor(terms: Terms, changed: Changed, part: PartOfPairs) -> float | None:
     if not (size := _size(unit)):
         return None
     times = float(sum((y * wrong[name]).sum() for name, y in unit.items())) / size
-    return 1 + times if _fits(terms, {name: times * y for name, y in unit.items()}) else None
+    return 1 + times if fits(terms, {name: times * y for name, y in unit.items()}) else None
 
 
 def _multiplied(changed: Changed, part: PartOfPairs, factor: Callable[[Scene], float], terms: Terms) -> Gradients:
@@ -397,7 +404,9 @@ def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradi
     return terms.sums(("dq", "dk"), ds, terms.p)
 
 
-def _hypothesis(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
+def measured(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
+    """Return the hypothesis that a case's results are the right ones and this change."""
+
     def judge(scene: Scene) -> float | None:
         changes = change(terms_of(scene))
         if not set(changes) <= set(scene.tensors):

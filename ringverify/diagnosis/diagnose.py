@@ -21,7 +21,7 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted, length_unit
-from ringverify.diagnosis import adding, reading, scaling, undefined
+from ringverify.diagnosis import adding, carrying, crossing, reading, scaling, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
@@ -191,7 +191,9 @@ def _named(
             found := [
                 *undefined.hypotheses(there),
                 *scaling.hypotheses(there),
+                *carrying.hypotheses(there),
                 *adding.hypotheses(there),
+                *crossing.hypotheses(there),
                 *reading.hypotheses(there, probe, patience_of(reading.SECONDS).left),
             ]
         ):

@@ -174,6 +174,13 @@ def _shifted(by: int) -> At:
     return lambda pairs, x: x.p + by
 
 
+def _through_order(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions if rows are put in order by the permutation whose inverse does so, and back by the other."""
+    order = np.concatenate(x.shards) if len(x.shards) == pairs.size else np.arange(x.total)
+    back = np.argsort(order)
+    return back[back[x.p]]
+
+
 def _down(tile: int) -> At:
     return lambda pairs, x: x.p // tile * tile
 
@@ -236,6 +243,7 @@ POSITIONS: dict[str, At] = {
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
     "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
     **{f"of {name} shards": _sharded(name) for name in SHARDINGS if name != "replicated_query"},
+    "that come of the inverse of the permutation that puts rows in order": _through_order,
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
     "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),
@@ -272,6 +280,17 @@ BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
     "the rank itself": lambda pairs, i, j: j.place <= i.place,
 }
 """Which pairs a causal mask lets through that is chosen by whose block it is, where it is taken for another rank's."""
+
+HELD: dict[str, Callable[[Pairs], Ints]] = {
+    "of a rank and of the block": lambda pairs: pairs.keys.count,
+    "of a rank": lambda pairs: np.array([len(held) for held in pairs.keys.shards])[pairs.rank],
+}
+"""How many keys decide how cross lengths are aligned, beside the queries of the rank."""
+
+
+def _aligned(held: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
+    return pairs.queries.p - pairs.problem.diagonal + held(pairs) - pairs.queries.count
+
 
 NAMES = {
     "causal": ("causal mask", "the causal mask is made"),
@@ -437,6 +456,62 @@ def _skips() -> Iterator[tuple[str, Skips]]:
             yield f"{whose} if it begins after the rank's first query", later
 
 
+def _by_twos(size: int) -> list[set[int]]:
+    have = [{number} for number in range(size)]
+    while len(have) > 1:
+        have = [a | b for a, b in zip(have[::2], have[1::2], strict=False)]
+    return have
+
+
+def _left_over(order: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
+    """Return counts if partial results are merged two by two, in this order, and an odd one is dropped."""
+    return np.where(np.isin(order(pairs), list(_by_twos(pairs.size)[0])), pairs.true, 0)
+
+
+Partner = Callable[[int, int], int]
+
+
+def _exchanged(partner: Partner, rounded_down: bool, pairs: Pairs) -> Counts:
+    """Return counts if every rank adds what its partners have: those 1, 2, 4 … away, where there is such a rank."""
+    size, step = pairs.size, 1
+    have = np.eye(size, dtype=np.int64)
+    while step < size and (not rounded_down or 2 * step <= size):
+        other = np.array([partner(rank, step) for rank in range(size)])
+        inside = (other >= 0) & (other < size)
+        have, step = have + np.where(inside[:, None], have[other % size], 0), 2 * step
+    return pairs.true * have[pairs.rank, pairs.owner]
+
+
+PARTNERS: dict[str, Callable[[int], Partner]] = {
+    "rank XOR 1, 2, 4, …": lambda size: lambda rank, step: rank ^ step,
+    "the ranks 1, 2, 4, … before": lambda size: lambda rank, step: (rank - step) % size,
+    "the ranks 1, 2, 4, … after": lambda size: lambda rank, step: (rank + step) % size,
+}
+"""From whom a rank takes partial results in rounds, which is right of a number of ranks that is a power of 2."""
+
+
+def _merged() -> Iterator[Otherwise]:
+    orders: dict[str, Callable[[Pairs], Ints]] = {
+        "by rank": lambda pairs: pairs.owner + 0 * pairs.rank,
+        "by hop": lambda pairs: pairs.hop,
+    }
+    for text, order in orders.items():
+        says = f"partial results are merged two by two, {text}, and an odd one that is left over is dropped"
+        yield Otherwise(says, functools.partial(_left_over, order), 0.5)
+    for whom, partner in PARTNERS.items():
+        for rounded_down in (False, True):
+            which = "log2(ranks) rounds, rounded down" if rounded_down else "rounds"
+            yield Otherwise(
+                f"partial results are exchanged in {which}, with {whom}: right only for 2, 4, 8, … ranks",
+                functools.partial(_in_rounds, partner, rounded_down),
+                0.75,
+            )
+
+
+def _in_rounds(partner: Callable[[int], Partner], rounded_down: bool, pairs: Pairs) -> Counts:
+    return _exchanged(partner(pairs.size), rounded_down, pairs)
+
+
 def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
     def counts(pairs: Pairs) -> Counts | None:
         plain = pairs.queries.p, pairs.keys.p
@@ -458,6 +533,13 @@ def _made() -> Iterator[Otherwise]:
     for ends in (SIDES, SIDES[:1], SIDES[1:]):
         says = f"a window that is 0 on the {' or on the '.join(ends)} is not bounded there"
         yield Otherwise(says, functools.partial(_zero_is_none, ends), 0.25)
+    for ends in (SIDES, SIDES[:1], SIDES[1:]):
+        which = "both ends of the window are" if len(ends) > 1 else f"the {ends[0]} end of the window is"
+        yield Otherwise(
+            f"{which} laid in rows of a striped shard, at the distance divided by the number of ranks and rounded down",
+            functools.partial(_in_rows, ends),
+            0.5,
+        )
     for number in ("hop", "owner"):
         says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"
         yield Otherwise(says, functools.partial(_as_block_of_the_world, number), 0.5)
@@ -465,6 +547,7 @@ def _made() -> Iterator[Otherwise]:
     for spared, (text, skips) in product((False, True), _skips()):
         never = ", but never a rank's own" if spared else ""
         yield Otherwise(text + never, functools.partial(_skipped, skips, spared), 1 + 0.25 * spared)
+    yield from _merged()
     yield Otherwise(NOT_COMPUTED, lambda pairs: np.zeros_like(pairs.true), 0.25, lse=0.0)
     for scope in (*CONSTRAINTS, None):
         what = "the mask is made" if scope is None else NAMES[scope][1]
@@ -482,6 +565,9 @@ def _made() -> Iterator[Otherwise]:
                 for end in ("left", "right"):
                     says = f"the {end} end of the window is laid with queries at positions {text}"
                     yield Otherwise(says, functools.partial(_one_end, end, at), cost)
+        for text, held in HELD.items():
+            says = f"{what} with cross lengths aligned by the numbers of queries and keys {text} instead of all"
+            yield Otherwise(says, _at(functools.partial(_aligned, held), None, scope), cost)
         yield Otherwise(
             f"{what} within each shard, at positions counted from its beginning",
             functools.partial(_within, scope),
@@ -537,6 +623,9 @@ def _made() -> Iterator[Otherwise]:
     for text, other in {**others, "last": lambda n: 0 * np.arange(n) + n - 1}.items():
         whose = f"each batch entry is masked by the {text} batch entry's key length"
         yield Otherwise(whose, functools.partial(_of_another, 0, other), 0.5)
+    for text, extreme in (("largest", np.argmax), ("smallest", np.argmin)):
+        whose = f"each batch entry is masked by the {text} of all key lengths"
+        yield Otherwise(whose, functools.partial(_of_extreme, extreme), 0.5)
     for text, other in others.items():
         yield Otherwise(f"each head has the {text} head's mask", functools.partial(_of_another, 1, other), 0.5)
 
@@ -566,6 +655,11 @@ def _of_another(axis: int, other: Callable[[int], Ints], pairs: Pairs) -> Counts
     """Return counts in which each batch entry (axis 0) or head (axis 1) has those of another."""
     found: Counts = np.take(pairs.true, other(pairs.true.shape[axis]), axis=axis)
     return found
+
+
+def _of_extreme(extreme: Callable[[tuple[int, ...]], np.intp], pairs: Pairs) -> Counts | None:
+    lengths = pairs.problem.key_lengths
+    return None if lengths is None else _of_another(0, lambda n: np.full(n, extreme(lengths)), pairs)
 
 
 def _within(scope: str | None, pairs: Pairs) -> Counts | None:
@@ -610,6 +704,22 @@ def _document_before(pairs: Pairs) -> Counts | None:
     inside = (pairs.queries.p >= p.documents[0]) & (pairs.queries.p < p.documents[-1])
     rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
     return np.where((of_i == of_j) & inside & ~pairs.padding, rest, 0)
+
+
+def _in_rows(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
+    """Return counts if ends of a window are laid in rows of striped shards, their distance divided by the ranks."""
+    p = pairs.problem
+    if p.window is None or pairs.case.sharding != "striped":
+        return None
+    plain, rows = ((x.p for x in (pairs.queries, pairs.keys)), (x.place for x in (pairs.queries, pairs.keys)))
+    i, j, of_i, of_j = (np.broadcast_to(x, (p.nq, p.nk)) for x in (*plain, *rows))
+    found = pairs.counts(lambda name: None if name == "window" else (pairs.queries.p, pairs.keys.p))
+    for end, side in zip(SIDES, p.window, strict=True):
+        of_rows = end in ends and side is not None
+        sides = {one: None if one != end or side is None else side // pairs.size if of_rows else side for one in SIDES}
+        at, diagonal = ((of_i, of_j), p.diagonal // pairs.size) if of_rows else ((i, j), p.diagonal)
+        found = found * pattern.window(*at, left=sides["left"], right=sides["right"], diagonal=diagonal)
+    return found
 
 
 def _one_end(end: str, at: At, pairs: Pairs) -> Counts | None:

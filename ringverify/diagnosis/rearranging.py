@@ -15,6 +15,7 @@ import numpy as np
 
 from ringref.attention import attention
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_with
+from ringverify.diagnosis.masks import Ints
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
@@ -47,6 +48,24 @@ def _ranks_by_turns(scene: Scene, x: Array, of_keys: int) -> Array:
     if heads % scene.size:
         return x
     return x[:, :, np.arange(heads).reshape(-1, scene.size).T.ravel()]
+
+
+def _order(scene: Scene, x: Array, of_keys: int) -> Ints:
+    """The positions of rows in the order in which the shards of all ranks come."""
+    found = np.concatenate(scene.shards[of_keys])
+    return found if len(found) == x.shape[1] else np.arange(x.shape[1])
+
+
+def _times(number: int, *, back: bool) -> Rearranged:
+    """Permute rows so many times by the order of shards, or back."""
+
+    def change(scene: Scene, x: Array, of_keys: int) -> Array:
+        order = _order(scene, x, of_keys)
+        for _ in range(number):
+            x = x[:, np.argsort(order) if back else order]
+        return x
+
+    return change
 
 
 def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
@@ -90,3 +109,12 @@ REARRANGED: list[Hypothesis] = [
     }.items()
     for what, names in (("results", "o"), ("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"))
 ]
+for text, number in {
+    "are not put in order": 1,
+    "are put in order by the inverse of the permutation that does": 2,
+}.items():
+    for what, names in (("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q")):
+        says = f"the rows of {what}, which come shard by shard, {text}"
+        REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=False), names)))
+    says = f"the rows of results, which go back shard by shard, {text}"
+    REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=True), "o")))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
 from ringref.attention import Intermediates, attention
+from ringref.problem import Problem
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
 from ringverify.diagnosis.masks import Ints
 from ringverify.diagnosis.reading import finite, unmasked
@@ -32,6 +34,39 @@ SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
 }
 """Numbers of the heads whose sinks each head takes, by the number of heads, of those that share a key
 head, and of ranks."""
+
+
+SINKS_AS: dict[str, Callable[[Problem, Array], tuple[Array, Array]]] = {
+    "the softcap is applied to the sinks as well": lambda p, sinks: (
+        _softcapped(p, sinks), np.ones_like(sinks) if p.softcap is None else np.cosh(sinks / p.softcap) ** -2
+    ),
+    "the sinks are multiplied by the scale": lambda p, sinks: (
+        p.scale_value * sinks, np.full_like(sinks, p.scale_value)
+    ),
+    "the sinks are taken for powers of 2": lambda p, sinks: (np.log(2) * sinks, np.full_like(sinks, np.log(2))),
+    "the sinks are divided by ln 2, where powers are of e": lambda p, sinks: (
+        sinks / np.log(2), np.full_like(sinks, 1 / np.log(2))
+    ),
+    "sinks are left out, all of them": lambda p, sinks: (np.full_like(sinks, -np.inf), np.zeros_like(sinks)),
+}  # fmt: skip
+"""What stands for the sinks, and its derivative."""
+
+
+def _softcapped(p: Problem, sinks: Array) -> Array:
+    return sinks if p.softcap is None else p.softcap * np.tanh(sinks / p.softcap)
+
+
+def _judge_sinks_as(change: Callable[[Problem, Array], tuple[Array, Array]]) -> Callable[[Scene], float | None]:
+    def judge(scene: Scene) -> float | None:
+        p, x = scene.problem, finite(scene.inputs)
+        if x.sinks is None or ((changed := change(p, x.sinks))[0] == x.sinks).all():
+            return None if wrong_tensors(scene) else 0.0
+        answer = attention(p, x.q, x.k, x.v, x.dout, x.dlse, changed[0])
+        if answer.dsinks is not None:
+            answer = dataclasses.replace(answer, dsinks=answer.dsinks * changed[1][:, None])
+        return agree_with(scene, answer, x)
+
+    return judge
 
 
 def _judge_sinks(of: Callable[[int, int, int], Ints]) -> Callable[[Scene], float | None]:
@@ -94,5 +129,6 @@ def _judge_lse(of: Callable[[Scene], Array]) -> Callable[[Scene], float | None]:
 
 SUBSTITUTED: list[Hypothesis] = [
     *(Hypothesis(f"each head takes the sink {text}", STEPS, judge=_judge_sinks(of)) for text, of in SINKS_OF.items()),
+    *(Hypothesis(text, STEPS, judge=_judge_sinks_as(change)) for text, change in SINKS_AS.items()),
     *(Hypothesis(f"lse is {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
 ]

@@ -356,7 +356,7 @@ def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block
 
 
 FAULTS.cause(
-    "blocks are taken from one side and their gradients sent to the same one: right on two ranks, on more dk and dv "
+    "gradients of blocks travel in the direction of the blocks instead of back: right on two ranks, on more dk and dv "
     "hold parts of other blocks",
     replace(STEPS, travel=_the_same_way),
 )

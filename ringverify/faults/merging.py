@@ -242,6 +242,7 @@ def online(
     kept: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     weights: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     way: Callable[[Tensor], Tensor] = lambda x: x,
+    of_first: bool = False,
 ) -> Steps:
     """Merge sums that are not normalised, kept with the running maximum; normalise after the last hop.
 
@@ -251,12 +252,15 @@ def online(
         kept: what is kept of Σ w v after every hop.
         weights: what w is taken for where it is multiplied with v.
         way: changes the difference of maxima from which the factor is computed.
+        of_first: whether the maximum remains that of the first block.
     """
 
     def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Online:
         def partial(s: Tensor, m: Tensor, v: Tensor) -> Online:
             found = arithmetic.partial(s, m, v)
             top = s.masked_fill(m == 0, -math.inf).amax(dim=-1) if s.size(-1) else found.lse
+            if of_first:
+                top = here.notes.setdefault("top", torch.where(top == -math.inf, 0.0, top))
             shift = torch.where(top == -math.inf, 0.0, top)
             w = weights(here, arithmetic.probabilities(s, m, shift))
             return arithmetic.weighted_sum(w, v, m > 0), torch.exp(found.lse - shift), top
@@ -294,6 +298,11 @@ FAULTS.cause("the running sum of weighted values is not rescaled where the maxim
 FAULTS.cause("running sums are not rescaled where the maximum grows", online(sums=False, totals=False))
 FAULTS.cause(
     "running sums are rescaled by the inverse of the factor, exp(new - old)", online(way=lambda difference: -difference)
+)
+FAULTS.cause(
+    "the maximum that scores are taken less of is that of the first block, and later blocks do not raise it",
+    online(of_first=True),
+    overflows=True,
 )
 
 

@@ -496,7 +496,7 @@ def test_gradients_that_travel_the_way_of_their_blocks_are_named():
     implementation = Implementation(gathered, "same way", only)
     found = diagnosed(implementation, case_of(), gradients=True)
     assert found.causes
-    assert found.text.startswith("blocks are taken from one side and their gradients sent to the same one")
+    assert found.text.startswith("gradients of blocks travel in the direction of the blocks instead of back")
 
 
 class RoundsGradient(torch.autograd.Function):

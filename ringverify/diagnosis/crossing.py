@@ -1,0 +1,91 @@
+"""Hypotheses of a backward that takes what belongs to a query of another row: its delta, its lse, its cotangent.
+
+Out and lse are right, and so is the row to which is added; pieces and halves of shards are what rows are mixed up by.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ringverify.cases.comparing import QKV_GRADIENTS
+from ringverify.diagnosis.adding import MOVED, Gradients, Moved, Terms, fits, fitted, measured
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.masks import EVERYWHERE, PARTS, Ints, Mask, PartOfPairs
+from ringverify.diagnosis.scene import Array, Scene
+
+Taken = Callable[[Terms, Ints, Mask], Gradients]
+"""What changes if something of these rows is taken, by the row for each query and the pairs for which that is so."""
+
+
+def _delta(terms: Terms, rows: Ints, here: Mask) -> Gradients:
+    return _through_delta(terms.delta, terms, rows, here)
+
+
+def _delta_less_dlse(terms: Terms, rows: Ints, here: Mask) -> Gradients:
+    return _through_delta(terms.delta - terms.dlse, terms, rows, here)
+
+
+def _through_delta(delta: Array, terms: Terms, rows: Ints, here: Mask | Array) -> Gradients:
+    return terms.sums(("dq", "dk"), terms.factor * (delta - delta[:, :, rows]) * here, terms.p)
+
+
+def _lse(terms: Terms, rows: Ints, here: Mask) -> Gradients:
+    times = (_times(terms, rows) - 1) * here
+    return terms.sums(QKV_GRADIENTS, times * terms.ds, times * terms.p)
+
+
+def _lse_and_delta(terms: Terms, rows: Ints, here: Mask) -> Gradients:
+    found = _lse(terms, rows, here)
+    of_delta = _through_delta(terms.delta - terms.dlse, terms, rows, _times(terms, rows) * here)
+    return found | {name: found[name] + y for name, y in of_delta.items()}
+
+
+def _times(terms: Terms, rows: Ints) -> Array:
+    """Return how many times as large weights are, `(B, H, Nq, 1)`; once, where a row has no keys."""
+    lse = terms.scene.truth.intermediates.lse
+    other = lse[:, :, rows]
+    there = np.isfinite(lse) & np.isfinite(other)
+    found: Array = np.exp(np.where(there, lse, 0.0) - np.where(there, other, 0.0))[..., None]
+    return found
+
+
+def _dout(terms: Terms, rows: Ints, here: Mask) -> Gradients:
+    other = terms.dout[:, :, rows] - terms.dout
+    found = terms.sums(("dq", "dk"), terms.factor * (other @ terms.v.swapaxes(2, 3)) * here, terms.p)
+    return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=other)
+
+
+TAKEN: dict[str, Taken] = {
+    "delta": _delta,
+    "delta less the cotangent of lse": _delta_less_dlse,
+    "lse": _lse,
+    "lse, and delta less its cotangent,": _lse_and_delta,
+    "the cotangent of out": _dout,
+}
+"""What is taken of other rows in the backward."""
+
+PLACES: tuple[PartOfPairs, ...] = (EVERYWHERE, *(part for part in PARTS if part.limits == "blocks"))
+
+
+def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
+    """Yield what explains the gradients of failing cases whose out and lse are right.
+
+    Args:
+        scenes: cases, those that fail first.
+    """
+    if not (terms := fitted(scenes)):
+        return
+    for where, moved in MOVED.items():
+        for part in PLACES:
+            told = f"{part.text}: " if part.text else ""
+            for what, taken in TAKEN.items():
+                change = functools.partial(_changed, taken, moved, part)
+                if all(fits(one, change(one)) for one in terms):
+                    yield measured(f"{told}the backward takes {what} of {where}", change)
+
+
+def _changed(taken: Taken, moved: Moved, part: PartOfPairs, terms: Terms) -> Gradients:
+    return taken(terms, moved(terms.pairs, terms.pairs.queries), part.holds(terms.pairs))
