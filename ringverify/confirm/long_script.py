@@ -8,6 +8,7 @@ those rows attend, and the errors allowed in them, stand in it as literals.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringref.rounding import LongBounds
 from ringverify.cases.case import Case
+from ringverify.cases.comparing import sinks_in_parts
 from ringverify.cases.running import shards
 from ringverify.check.casefile import CaseFile
 from ringverify.confirm.long_template import TEMPLATE
@@ -52,6 +54,7 @@ def long_script(recorded: CaseFile, event: CounterexampleEvent, capabilities: Ca
     case = recorded.case
     p, sharded = case.problem, shards(case, capabilities)
     classes = recorded.property == "every_row"
+    numbers = Numbers(p, case.seed, "classes" if classes else "free")
     about = {"target": recorded.target, "property": recorded.property, "case": case.describe()}
     about |= {"wrong": recorded.summary, "recorded by": recorded.made_with}
     at = _position(p, event)
@@ -71,7 +74,9 @@ def long_script(recorded: CaseFile, event: CounterexampleEvent, capabilities: Ca
         "queries": f"[{', '.join(map(array_source, sharded[0]))}]",
         "keys": f"[{', '.join(map(array_source, sharded[1]))}]",
         "seed": literal(case.seed),
-        "books": _books(Numbers(p, case.seed, "classes")) if classes else "None",
+        "sinks": "None" if numbers.sinks is None else array_source(numbers.sinks),
+        "sinks_in_parts": literal(sinks_in_parts(case, capabilities)),
+        "books": _books(numbers) if classes else "None",
         "beside": array_source(beside),
         "chosen": array_source(chosen),
         **dict.fromkeys(("rows", "multiplicity", "sum", "with_keys"), "None"),
@@ -96,8 +101,8 @@ def _position(p: Problem, event: CounterexampleEvent) -> int | None:
 
 
 def _most(p: Problem) -> tuple[int, int, int, int]:
-    """Return how many identities, elements, key heads and dimensions there are."""
-    return 4, p.batch, p.hk, max(p.head_dim, p.dv)
+    """Return how many identities, elements, key heads and dimensions, or query heads, there are."""
+    return 4 + p.sinks, p.batch, p.hk, max(p.head_dim, p.dv, p.heads)
 
 
 def _rows(
@@ -192,6 +197,7 @@ class _AllowedErrors(RankResults):
         self._rows |= {"dk": chosen, "dv": chosen}
         shapes = {"out": (p.heads, p.dv), "lse": (p.heads, 1), "dq": (p.heads, p.head_dim)}
         shapes |= {"dk": (p.hk, p.head_dim), "dv": (p.hk, p.dv)}
+        self.dsinks = np.zeros(p.heads) if p.sinks else None
         self.allowed = {name: np.zeros((p.batch, len(at), *shapes[name])) for name, at in self._rows.items()}
 
     def compare(
@@ -201,3 +207,15 @@ class _AllowedErrors(RankResults):
         wanted = self._rows[name]
         here = np.flatnonzero(np.isin(at, wanted))
         self.allowed[name][b, np.searchsorted(wanted, at[here]), h] = allowed[here]
+
+    def compare_sums(
+        self,
+        name: TensorName,
+        actual: Float,
+        expected: Float,
+        allowed: Float,
+        says: Sequence[str],
+        identity: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Keep the errors allowed in the gradient of sinks."""
+        self.allowed[name] = allowed

@@ -15,6 +15,7 @@ from ringref.sampled import SampledRows, merged
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE
 from ringverify.events import TensorName, What, WrongPair
+from ringverify.scale.checksums import RESULTS
 from ringverify.scale.numbers import Numbers, Positions
 from ringverify.worlds.whose import theirs
 
@@ -22,6 +23,8 @@ Float = NDArray[np.float64]
 
 Shards = tuple[Sequence[Positions], Sequence[Positions]]
 
+EVERY: tuple[TensorName, ...] = (*RESULTS, "dsinks")
+"""Results in the order in which they depend on one another, that of learned sinks too."""
 CHANGES: tuple[tuple[float, What], ...] = ((0.0, "missing"), (2.0, "repeated"))
 """How often what is left out or counted twice counts."""
 RANGES = 6
@@ -72,6 +75,7 @@ class RankResults:
 
     Attributes:
         returned: by name, `(B, rows, heads, dims)`; lse has one dim.
+        dsinks: the gradient of learned sinks `(H,)`, if one came back.
         rows: number of rows verified, by result.
         margins: the largest margin, by result.
         rows_known: by element and query head, lse and `dlse − dout·out` of all queries `(2, N)`; lse is infinite where
@@ -83,6 +87,7 @@ class RankResults:
 
     def __init__(self, case: Case, rank: int, shards: Shards, numbers: Numbers) -> None:
         self.returned: dict[TensorName, torch.Tensor] = {}
+        self.dsinks: Float | None = None
         self.rows: dict[TensorName, int] = {}
         self.margins: dict[TensorName, float] = {}
         self._case, self._rank, self._numbers = case, rank, numbers
@@ -185,7 +190,10 @@ class RankResults:
                 row.see(piece, *self._keys_at(piece))
             seen.append((row.out[b, 0, h], row.lse[b, h, 0]))
         outs, lses = (np.stack(of) for of in zip(*seen, strict=True))
-        for owner in np.flatnonzero(lses > -np.inf).tolist():
+        owners = np.flatnonzero(lses > -np.inf).tolist()
+        if self._numbers.sinks is not None:  # one more partial result, which is nobody's
+            outs, lses = np.append(outs, np.zeros_like(outs[:1]), axis=0), np.append(lses, self._numbers.sinks[h])
+        for owner in owners:
             for times, what in CHANGES:
                 counted = np.ones(len(lses))
                 counted[owner] = times

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringverify.cases.case import Case
 from ringverify.events import TensorName
-from ringverify.scale.checksums import RESULTS
+from ringverify.scale.comparison import EVERY
 from ringverify.scale.task import RankReport
 
 
@@ -53,5 +53,5 @@ def _mean_errors(reports: Sequence[RankReport]) -> dict[TensorName, tuple[float,
 
 
 def _largest(reports: Sequence[RankReport]) -> dict[TensorName, float]:
-    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in RESULTS}
+    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in EVERY}
     return {name: max(margins) for name, margins in found.items() if margins}

@@ -15,6 +15,7 @@ from ringref.sampled import SampledRows, merged
 from ringverify.scale.comparison import stacked
 from ringverify.scale.long_run import ROWS, LongRun, counts_of
 from ringverify.scale.numbers import Positions
+from ringverify.scale.sinks import SinkGradient
 from ringverify.scale.worth import sampled_worth
 
 Float = NDArray[np.float64]
@@ -35,6 +36,8 @@ def sampled_rows(run: LongRun) -> None:
     for _, positions, k, v in _own_keys(run, order):
         found.see(positions, k, v)
     _merge(run, found)
+    if numbers.sinks is not None:
+        found.join(numbers.sinks)
     counts = [[counts_of(p, b, h) for h in range(p.heads)] for b in range(p.batch)]
     most = max(float(one[0].max(initial=0)) for of in counts for one in of)
     if "dk" in run.compared.returned:
@@ -48,12 +51,11 @@ def sampled_rows(run: LongRun) -> None:
                 run.compare_keys(b, kh, rows, positions, one, most, queries, bounds)
             run.note()
         found.dq, found.dq_size = run.summed(np.stack([found.dq, found.dq_size]))
-        towards = dlse - (found.dout * found.out).sum(axis=-1).swapaxes(1, 2)
         for b, h in np.ndindex(p.batch, p.heads):
             known = run.compared.rows_known[b, h] = np.stack([np.full(p.nq, np.inf), np.zeros(p.nq)])
-            known[:, at] = found.lse[b, h], towards[b, h]
+            known[:, at] = found.lse[b, h], found.towards[b, h]
     own = np.flatnonzero(np.isin(run.queries, at))
-    place = np.searchsorted(at, run.queries[own])
+    place, sinks = np.searchsorted(at, run.queries[own]), SinkGradient(run, bounds)
     for b in range(p.batch):
         for h in range(p.heads):
             keys = counts[b][h][0][at][place]
@@ -63,7 +65,9 @@ def sampled_rows(run: LongRun) -> None:
             if "dq" in run.compared.returned:
                 of_query = found.dq[b, place, h], found.dq_size[b, place, h], found.sizes[b, h, place]
                 run.compare_dq(b, h, own, at[place], keys, out, of_query, bounds)
+                sinks.add(b, h, at[place], keys, out, lse, of_query[2])
                 _compare_zero(run, b, h, np.setdiff1d(np.arange(len(run.queries)), own))
+    sinks.compare()
     if run.rank == 0:
         run.worth.append(sampled_worth(at, p.nq))
 
