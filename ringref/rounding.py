@@ -629,12 +629,34 @@ def rows_of_rms(exact: Array, allowed: Array | None = None) -> NDArray[np.bool_]
     return kept
 
 
+ROUNDING_VARIANCE = 1 / (8 * np.log(2))
+"""Mean square, in units of u^2, of the relative error of rounding a number m 2^e to nearest: the error is uniform over
+2 u 2^e, so that is u^2 / (3 m^2), and the mean of 1 / m^2 over m = 1 .. 2 is 3 / (8 log 2) where log m is uniform."""
+
+
+def declared_rms(rounded_once: float, more: float) -> float:
+    """Return rho of a declared pipeline from that of exact results, rounded once, and the mean of all other variances.
+
+    Args:
+        rounded_once: rho of the exact results, rounded to the dtype.
+        more: mean over rows of `ringref.sampled_variance`, relative to the squares of the results.
+    """
+    return float(np.sqrt(rounded_once**2 + ROUNDING_VARIANCE * more))
+
+
 FLUCTUATION = 6.0
 """Standard deviations by which a mean of squared rounding errors may deviate: rounding errors are spread over an
 interval, so a square has a relative standard deviation of about 1, and a mean of n squares one of 1 / sqrt(n)."""
 
 
-def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumulates", "input"]) -> float:
+INNER_SUMS = 204 / 64
+"""Variance of a sum of eight equal parts that is rounded after each, in units of one rounding of it: sum (i / 8)^2.
+Fused kernels sum dk and dv of a tile so over its inner blocks of queries, of which torch's has up to eight."""
+
+
+def precision_allowed(
+    emulated: float, rows: int, probabilities: Literal["accumulates", "input"], inner: float = 1.0
+) -> float:
     """Return the largest rho allowed to a pipeline whose emulation has rho `emulated`, averaged over `rows` rows.
 
     Two pipelines that round at the same places differ in the few elements that lie next to a tie. In one that rounds a
@@ -645,9 +667,9 @@ def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumu
     Fused kernels that round them also return the partial result of a block in the input dtype. Merged by weights that
     add up to 1 (out), or added with signs that are practically random (gradients), these roundings have together at
     most the variance of one more rounding of the result: the variance of the emulated pipeline once more, so thrice in
-    all.
+    all; or `inner` times in place of once, where such a partial result is a sum that is rounded on the way.
     """
-    places = 3.0 if probabilities == "input" else 1.0
+    places = 2.0 + inner if probabilities == "input" else 1.0
     return emulated * float(np.sqrt(places * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))
 
 

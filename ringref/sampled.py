@@ -138,6 +138,16 @@ class SampledRows:
             dk_size = sum_attended(sizes.swapaxes(2, 3), np.abs(self.q.swapaxes(1, 2)), transposed)
         return per_key_head(dk, group), per_key_head(dv, group), per_key_head(dk_size, group)
 
+    def weights(
+        self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"]
+    ) -> tuple[Float64[np.ndarray, "B H S T"], Float64[np.ndarray, "B H S T"]]:
+        """Return the weights of keys in the rows, once every key was seen, and the slopes of the softcap, 1 without."""
+        m, raw_scores, scores = self._scores(positions, k)
+        with np.errstate(all="ignore"):
+            weights = np.where(m > 0, m * np.exp(scores - self.lse[..., None]), 0.0)
+        cap = self.problem.softcap
+        return weights, np.ones_like(weights) if cap is None else 1 / np.cosh(raw_scores / cap) ** 2
+
     def _scores(self, positions: NDArray[np.int64], k: Float) -> tuple[NDArray[np.int64], Float, Float]:
         """Return multiplicities and scores before and after softcap, `(B, H, S, T)`; 0 where nothing is attended."""
         m = multiplicity(self.problem, self.positions, positions)

@@ -21,6 +21,7 @@ ROWS = <<rows>>  # positions of the queries that are computed again; if not None
 BESIDE = <<beside>>  # of queries whose dq has to be zero
 CHOSEN = <<chosen>>  # of keys of which dk and dv are computed again
 M = <<multiplicity>>  # how often these queries attend each key: (batch, heads, queries, keys)
+RMS, UNIT = <<rms>>, <<unit>>  # largest root mean square error, in units, and the rows (batch, sequence, heads) of it
 ALLOWED = <<allowed>>  # errors: (batch, queries or chosen keys, heads, dim); lse (batch, heads, queries)
 SUM = <<sum>>  # where sums over all rows are compared: which, batch element, key head, dimension, and the error allowed
 WITH_KEYS = <<with_keys>>  # then, which queries have keys: (heads, queries)
@@ -273,7 +274,7 @@ def compare(folder):
         print(line)
         wrong = not abs(left - right) <= allowed
         return ([f"the sum of {name}"], [line]) if wrong else ([], [])
-    right, off, said = dense(), [], []
+    right, off, said, squares = dense(), [], [], {name: [] for name in RMS}
     for rank, results in enumerate(returned):
         for name, seen in results.items():
             own = KEYS[rank] if name in ("dk", "dv") else QUERIES[rank]
@@ -296,6 +297,16 @@ def compare(folder):
             if wrong.any():
                 off.append(f"{named} on rank {rank}")
                 said.append(line)
+            if name in RMS:
+                relative = (error**2).sum(-1) / (expected**2).sum(-1).clip(min=np.finfo(float).tiny)
+                squares[name].append(relative[RMS[name][1][:, place]])
+    for name, (limit, _) in RMS.items():
+        rms = np.sqrt(np.concatenate(squares[name]).mean()) / UNIT
+        line = f"all ranks {name:<3}  root mean square error {rms:.3g} u, where at most {limit:.3g} u is allowed"
+        print(line)
+        if not rms <= limit:
+            off.append(f"{name} in the mean")
+            said.append(line)
     return list(dict.fromkeys(off)), said
 
 

@@ -127,12 +127,13 @@ class LongRun:
         out: Float,
         found: tuple[Float, Float, Float],
         bounds: LongBounds,
+        variance: Float | None = None,
     ) -> None:
         """Verify dq: `found` is dq, the sums of sizes that it is made of, and y_i (`ringref.classes`)."""
         dout, (dq, size, least) = self.numbers.dout(b, h, at), found
         whole = bounds.whole(dout, self.dlse(b, h, at))
         allowed = bounds.dq(keys, whole, bounds.share(dout, out, least), size, dq)
-        self.compared.compare("dq", b, h, rows, at, dq, allowed)
+        self.compared.compare("dq", b, h, rows, at, dq, allowed, variance)
 
     def compare_keys(
         self,
@@ -144,14 +145,15 @@ class LongRun:
         most: float,
         queries: Float,
         bounds: LongBounds,
+        variances: Sequence[Float | None] = (None, None),
     ) -> None:
         """Verify dk and dv: `found` is dk, dv, and the sums of sizes that dk is made of.
 
         Those that dv is made of add up to dv itself, since cotangents are positive (`Numbers.dout`).
         """
         dk, dv, size = found
-        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, size, dv, dk))
-        self.compared.compare("dv", b, kh, rows, at, dv, bounds.dv(most, queries, dv, dv))
+        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, size, dv, dk), variances[0])
+        self.compared.compare("dv", b, kh, rows, at, dv, bounds.dv(most, queries, dv, dv), variances[1])
 
     def bounds(self, products: float, scores: float, sizes: Any) -> LongBounds:
         """Return what may be wrong.

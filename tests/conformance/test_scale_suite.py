@@ -337,6 +337,25 @@ def test_right_rings_are_conformant_with_learned_sinks(target, world, ringverify
     assert ran.out.count("dsinks") >= 3
 
 
+def test_rounding_more_than_declared_is_a_violation_that_is_shown_again(ringverify):
+    """No element is off by more than its bound; the mean is. By `replay`, and by a script without the suite."""
+    asked = ("--only", "sampled_rows", "--world-sizes", 8, "--problem", '{"head_dim": 16, "dtype": "bfloat16"}')
+    ran = ringverify.check("ringverify.faults.catalogue:A12b", *SCALE, "--length", 1500, *asked)
+    assert ran.code == 1
+    (event,) = ran.told("counterexample")
+    assert "dq in bfloat16 is rounded more than declared: root mean square error 0." in ran.out
+    (told,) = ran.told("property")
+    assert told["margin"] > 1.1
+    assert any(
+        line.startswith("root mean square errors that the declared pipeline may have") for line in told["figures"]
+    )
+    again = ringverify("replay", event["file"], "--trust")
+    assert again.code == 1, again.out
+    shown = ringverify("confirm", "report-1.jsonl", "--json", "seen.json", "--trust")
+    assert shown.code == 0, shown.out
+    assert "wrong: dq in the mean" in shown.out
+
+
 def test_what_is_not_declared_is_unsupported(ringverify):
     """A problem that the implementation does not claim is no violation."""
     ran = ringverify.check(miniature("right:attend"), *SCALE, "--length", 64, "--problem", '{"softcap": 2.0}')
