@@ -11,6 +11,8 @@ weighted by `exp(−lse)`. Values and cotangents are any numbers, and the formul
     dv_j  = Σ_a exp(S[a, c_j]) G_j[a]                               G_j[a] = Σ_i exp(−lse_i) dout_i, i of class a
     dk_j  = scale Σ_a exp(S[a, c_j]) (G_j[a] · v_j + T_j[a]) Q[a]   T_j[a] = Σ_i exp(−lse_i) t_i
 
+A learned sink of the head is a term `exp(sink)` more in each lse, and `dsink = Σ_i exp(sink − lse_i) t_i`.
+
 What `ringref.rounding.LongBounds` needs to know of the sizes of these terms is summed on the way: |ds_ij| is at most
 p_ij H_ij by the Cauchy-Schwarz inequality, with
 
@@ -70,13 +72,17 @@ class Coded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassAnswer:
-    """The answer to a problem on coded inputs; gradients are `None` where no cotangent was given."""
+    """The answer to a problem on coded inputs; gradients are `None` where no cotangent was given.
+
+    `dsinks` is by query, and summed over the batch, as in `ringref.attention.Answer`.
+    """
 
     out: Float64[np.ndarray, "B N H E"]
     lse: Float64[np.ndarray, "B H N"]
     dq: Float64[np.ndarray, "B N H D"] | None = None
     dk: Float64[np.ndarray, "B M K D"] | None = None
     dv: Float64[np.ndarray, "B M K E"] | None = None
+    dsinks: Float64[np.ndarray, "H N"] | None = None
 
 
 def class_attention(
@@ -86,6 +92,7 @@ def class_attention(
     v: Float64[np.ndarray, "B M K E"],
     dout: Float64[np.ndarray, "B N H E"] | None = None,
     dlse: Float64[np.ndarray, "B H N"] | None = None,
+    sinks: Float64[np.ndarray, " H"] | None = None,
     *,
     block: int = BLOCK,
 ) -> ClassAnswer:
@@ -97,19 +104,21 @@ def class_attention(
         keys: of the key heads.
         v: values, finite; those of keys that no query attends are not read.
         dout: cotangent of out; without it the answer has no gradients.
-        dlse: cotangent of lse, by default zero; its values for empty rows are ignored.
+        dlse: cotangent of lse, by default zero; its values for empty rows without a sink are ignored.
+        sinks: learned sinks, where the problem has them; −inf is that of a head without one.
         block: positions that are summed at a time; the answer depends on it by rounding only.
 
     Raises:
-        ValueError: an array has another shape than the problem says, a class is not in its codebook, or dlse comes
-            without dout.
+        ValueError: an array has another shape than the problem says, a class is not in its codebook, dlse comes
+            without dout, or sinks are given where the problem has none, or are missing.
     """
-    _check(problem, queries, keys, v, dout, dlse)
+    _check(problem, queries, keys, v, dout, dlse, sinks)
     if dout is None and dlse is not None:
         raise ValueError("dlse without dout: give a dout of zeros for the gradient of lse alone")
     p = problem
     out, lse = np.zeros((p.batch, p.nq, p.heads, p.dv)), np.zeros((p.batch, p.heads, p.nq))
     dq, dk, dv = np.zeros((*out.shape[:3], p.head_dim)), np.zeros((*v.shape[:3], p.head_dim)), np.zeros(v.shape)
+    dsinks = None if sinks is None else np.zeros((p.heads, p.nq))
     for b, h in itertools.product(range(p.batch), range(p.heads)):
         kh = h // p.group_size
         head = ClassHead(
@@ -121,6 +130,7 @@ def class_attention(
             v[b, :, kh].__getitem__,
             None if dout is None else dout[b, :, h].__getitem__,
             None if dlse is None else dlse[b, h],
+            sink=-np.inf if sinks is None else float(sinks[h]),
             block=block,
         )
         for piece in pieces_of(np.arange(p.nq), block):
@@ -129,7 +139,9 @@ def class_attention(
             of_keys, of_values, _ = head.gradients_of_keys(piece)
             dk[b, piece, kh] += of_keys
             dv[b, piece, kh] += of_values
-    return ClassAnswer(out, lse) if dout is None else ClassAnswer(out, lse, dq, dk, dv)
+        if dsinks is not None:
+            dsinks[h] += head.sink_weights(np.arange(p.nq)) * head.towards
+    return ClassAnswer(out, lse) if dout is None else ClassAnswer(out, lse, dq, dk, dv, dsinks)
 
 
 def pieces_of(positions: Array, block: int = BLOCK) -> Iterator[Array]:
@@ -158,6 +170,7 @@ class ClassHead:
         values: returns values at some positions, `(positions, E)`; called for a position several times.
         cotangents: returns cotangents of out at some positions, `(positions, E)`, likewise; `None` without gradients.
         dlse: cotangent of lse `(N,)`; `None` is zero.
+        sink: learned sink of the head; −inf is none.
         block: positions that are summed at a time.
     """
 
@@ -172,9 +185,10 @@ class ClassHead:
         cotangents: Values | None = None,
         dlse: Float | None = None,
         *,
+        sink: float = -np.inf,
         block: int = BLOCK,
     ) -> None:
-        problem.without_sinks("the oracle of classes")
+        self._sink = sink
         (self._q, query_classes), (self._k, key_classes) = queries, keys
         self._values, self._cotangents, self._block = values, cotangents, block
         self._dlse = np.zeros(problem.nq) if dlse is None else dlse
@@ -202,7 +216,7 @@ class ClassHead:
         The last two are 0 without cotangents.
         """
         count = len(positions)
-        out, lse = np.zeros((count, self._dv + 1)), np.full(count, -np.inf)
+        out, lse, reached = np.zeros((count, self._dv + 1)), np.full(count, self._sink), np.zeros(count, dtype=bool)
         dq, dq_size = (np.zeros((count, self._q.shape[1])) for _ in range(2))
         attended = []
         for rows, classes, members in self._attended(positions):
@@ -213,12 +227,13 @@ class ClassHead:
             merged = np.logaddexp(lse[rows], partial_lse)
             mine, other = _exp(lse[rows], merged)[:, None], _exp(partial_lse, merged)[:, None]
             out[rows], lse[rows] = mine * out[rows] + other * partial, merged
+            reached[rows] |= total > 0
             attended.append((rows, classes, members, weights, top))
         self.lse[positions] = lse
         out, values = out[:, :-1], out[:, -1]
         if self._cotangents is None:
             return out, lse, dq, dq_size
-        dout, dlse = self._read_cotangents(positions), np.where(lse == -np.inf, 0.0, self._dlse[positions])
+        dout, dlse = self._read_cotangents(positions, reached), np.where(lse == -np.inf, 0.0, self._dlse[positions])
         norms = np.linalg.norm(dout, axis=-1)
         towards, sizes = dlse - (dout * out).sum(axis=-1), norms * values + np.abs(dlse)
         self.towards[positions], self.sizes[positions] = towards, sizes
@@ -271,6 +286,10 @@ class ClassHead:
                 dk[keys] += p @ self._q[members.classes]
         return dk * self._scale, dv, dk_size
 
+    def sink_weights(self, positions: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """Return `exp(sink − lse)` of queries whose lse is known: times `towards`, what each adds to dsink."""
+        return _exp(np.full(len(positions), self._sink), self.lse[positions])
+
     def _attended(self, positions: Array) -> Iterator[tuple[Array, Array, _Members]]:
         """Yield runs of queries, as rows among those at `positions` and their classes, and the keys that they attend.
 
@@ -303,7 +322,7 @@ class ClassHead:
 
         def payload(queries: Array) -> Float:
             at = part.queries[queries]
-            dout = self._read_cotangents(at)
+            dout = self._read_cotangents(at, part.first[queries] < part.last[queries])
             return np.column_stack([dout, self.towards[at], np.linalg.norm(dout, axis=-1), self.sizes[at]])
 
         lse = self.lse[part.queries]
@@ -315,11 +334,11 @@ class ClassHead:
         attended, values = part.first_query[keys] < part.last_query[keys], self._values(part.keys[keys])
         return values if attended.all() else np.where(attended[:, None], values, 0.0)
 
-    def _read_cotangents(self, positions: Array) -> Float:
-        """Return dout, 0 for empty rows, which contribute nothing, whatever their cotangents are."""
+    def _read_cotangents(self, positions: Array, reached: Bool[np.ndarray, " n"]) -> Float:
+        """Return dout, 0 for rows without keys, to which it is nothing, whatever it holds."""
         assert self._cotangents is not None
-        empty, cotangents = self.lse[positions] == -np.inf, self._cotangents(positions)
-        return np.where(empty[:, None], 0.0, cotangents) if empty.any() else cotangents
+        cotangents = self._cotangents(positions)
+        return cotangents if reached.all() else np.where(reached[:, None], cotangents, 0.0)
 
 
 class _PartOfHead:
@@ -502,8 +521,18 @@ def _exp(x: Float, less: Float | float) -> Float:
     return np.exp(exponents, out=exponents)
 
 
-def _check(problem: Problem, queries: Coded, keys: Coded, v: Float, dout: Float | None, dlse: Float | None) -> None:
+def _check(
+    problem: Problem,
+    queries: Coded,
+    keys: Coded,
+    v: Float,
+    dout: Float | None,
+    dlse: Float | None,
+    sinks: Float | None,
+) -> None:
     p = problem
+    if p.sinks != (sinks is not None):
+        raise ValueError(f"sinks={p.sinks} says the problem, and {'no' if sinks is None else 'some'} are given")
     for name, coded, length, heads in (("queries", queries, p.nq, p.heads), ("keys", keys, p.nk, p.hk)):
         if coded.classes.shape != (p.batch, length, heads):
             raise ValueError(
@@ -520,6 +549,6 @@ def _check(problem: Problem, queries: Coded, keys: Coded, v: Float, dout: Float 
                 f"classes of {name} go from {coded.classes.min()} to {coded.classes.max()}: there are {count}"
             )
     shapes = (("v", v, (p.batch, p.nk, p.hk, p.dv)), ("dout", dout, (p.batch, p.nq, p.heads, p.dv)))
-    for name, x, shape in (*shapes, ("dlse", dlse, (p.batch, p.heads, p.nq))):
+    for name, x, shape in (*shapes, ("dlse", dlse, (p.batch, p.heads, p.nq)), ("sinks", sinks, (p.heads,))):
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} has shape {x.shape}: the problem says {shape}")

@@ -629,12 +629,34 @@ def rows_of_rms(exact: Array, allowed: Array | None = None) -> NDArray[np.bool_]
     return kept
 
 
+ROUNDING_VARIANCE = 1 / (8 * np.log(2))
+"""Mean square, in units of u^2, of the relative error of rounding a number m 2^e to nearest: the error is uniform over
+2 u 2^e, so that is u^2 / (3 m^2), and the mean of 1 / m^2 over m = 1 .. 2 is 3 / (8 log 2) where log m is uniform."""
+
+
+def declared_rms(rounded_once: float, more: float) -> float:
+    """Return rho of a declared pipeline from that of exact results, rounded once, and the mean of all other variances.
+
+    Args:
+        rounded_once: rho of the exact results, rounded to the dtype.
+        more: mean over rows of `ringref.sampled_variance`, relative to the squares of the results.
+    """
+    return float(np.sqrt(rounded_once**2 + ROUNDING_VARIANCE * more))
+
+
 FLUCTUATION = 6.0
 """Standard deviations by which a mean of squared rounding errors may deviate: rounding errors are spread over an
 interval, so a square has a relative standard deviation of about 1, and a mean of n squares one of 1 / sqrt(n)."""
 
 
-def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumulates", "input"]) -> float:
+INNER_SUMS = 204 / 64
+"""Variance of a sum of eight equal parts that is rounded after each, in units of one rounding of it: sum (i / 8)^2.
+Fused kernels sum dk and dv of a tile so over its inner blocks of queries, of which torch's has up to eight."""
+
+
+def precision_allowed(
+    emulated: float, rows: int, probabilities: Literal["accumulates", "input"], inner: float = 1.0
+) -> float:
     """Return the largest rho allowed to a pipeline whose emulation has rho `emulated`, averaged over `rows` rows.
 
     Two pipelines that round at the same places differ in the few elements that lie next to a tie. In one that rounds a
@@ -645,9 +667,9 @@ def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumu
     Fused kernels that round them also return the partial result of a block in the input dtype. Merged by weights that
     add up to 1 (out), or added with signs that are practically random (gradients), these roundings have together at
     most the variance of one more rounding of the result: the variance of the emulated pipeline once more, so thrice in
-    all.
+    all; or `inner` times in place of once, where such a partial result is a sum that is rounded on the way.
     """
-    places = 3.0 if probabilities == "input" else 1.0
+    places = 2.0 + inner if probabilities == "input" else 1.0
     return emulated * float(np.sqrt(places * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))
 
 
@@ -698,11 +720,17 @@ class LongBounds:
     most lambda sqrt(sum b_i^2) (Hoeffding's inequality, in the same model). What rows share is no draw: the constants
     in a score, and the functions exp and tanh, whose errors may have a sign. Their part counts for every row in full.
 
+    *A learned sink* is one more key and one more partial result of each row. Its gradient is the sum over all rows of
+    w_i t_i, with w_i = exp(sink - lse_i) and t_i = dlse_i - dout_i . out_i, whose size is at most y_i. The error of a
+    term is that of ds_ij with v_j = 0, and, where 1 - w_i is computed, what merging costs in proportion to
+    sum_d |dout_id| |out_id| + |dlse_i| (above). Rows' errors add up as in all sums over rows; the logarithm in lse_i
+    may have a sign too. n additions and P + 1 roundings to float32 are relative to sum_i w_i y_i.
+
     Attributes:
         problem: what was computed.
         pipeline: the arithmetic that the implementation declares.
         magnitude: largest scale * sum_d |q_id| |k_jd|.
-        score: largest size of a score.
+        score: largest size of a score, or of a finite sink.
         query_size: largest size of a query's number.
         key_size: likewise of a key's.
         value_size: likewise of a value's.
@@ -735,11 +763,12 @@ class LongBounds:
     def _merges(self, keys: Array) -> Array:
         p = self.problem
         branches = 1 if p.dilation is None else len(p.dilation.branches)
-        return PARTIALS_PER_BLOCK * self.pipeline.blocks * branches + keys / LEAST_TILE + 1
+        return PARTIALS_PER_BLOCK * self.pipeline.blocks * branches + keys / LEAST_TILE + 1 + p.sinks
 
     def _weights(self, keys: Array) -> Array:
         """Bound the relative error of a row's exponentials, steps 1 and 2: that of its weights is twice as large."""
         u, p = self.pipeline.unit, self.problem
+        keys = keys + p.sinks
         delta = np.expm1(u * (p.head_dim + SCORE_ROUNDINGS)) * self.magnitude + SCORE_ROUNDINGS * u * self.score
         largest = self.score + delta + np.log(np.maximum(keys, 1))
         kappa = delta + u * (self.score + largest + 2 * delta)
@@ -754,7 +783,8 @@ class LongBounds:
 
     def _means(self, keys: Array) -> Array:
         """Bound the error of weighted means of a row, relative to the mean of sizes, step 5 without its last term."""
-        summing = self.pipeline.unit * self._grown(keys) + self._combining(keys) + 3 * self._u_weight
+        summing = self.pipeline.unit * self._grown(keys + self.problem.sinks)
+        summing = summing + self._combining(keys) + 3 * self._u_weight
         bound: Array = np.expm1(2 * self._weights(keys) + summing)
         return bound
 
@@ -798,7 +828,8 @@ class LongBounds:
 
     def lse(self, keys: Array, lse: Array) -> Array:
         """Return the error allowed in lse `(n,)` of rows with so many keys `(n,)`."""
-        some, size = keys > 0, np.where(keys > 0, np.abs(lse), 0.0)
+        some = (keys > 0) | np.isfinite(lse)  # a row without keys has the lse of its sink
+        size = np.where(some, np.abs(lse), 0.0)
         error = np.expm1(self._weights(keys)) + self._u_weight + 2 * self.pipeline.unit * (size + self.score)
         return np.where(some, error + UNIT_ROUNDOFF[self.pipeline.lse_dtype] * size, 0.0)
 
@@ -845,6 +876,32 @@ class LongBounds:
         weights = np.expm1(2 * self._weights(np.asarray(keys, dtype=np.float64)))
         error = (weights + self._columns(queries) + 2 * self._u_weight)[:, None] * reached
         return self._reduced(error + self._lost(queries)[:, None], reached, dv, queries)
+
+    def sink_terms(self, keys: Array, weights: Array, least: Array, dout: Array, out: Array, dlse: Array) -> Array:
+        """Return the error allowed in what rows add to the gradient of their sink `(n,)`.
+
+        Args:
+            keys: how many each row attends.
+            weights: `exp(sink - lse)` of each row.
+            least: y_i of each row.
+            dout: cotangents of out `(n, E)`.
+            out: the exact result, `(n, E)`.
+            dlse: cotangents of lse `(n,)`.
+        """
+        whole, spread = self.whole(dout, dlse), (np.abs(dout) * np.abs(out)).sum(axis=-1) + np.abs(dlse)
+        error = self._ds(keys, self.share(dout, out, least)) * weights * least
+        beside: Array = self._combining(keys) * (2 * weights * whole + spread) + self._lost(np.ones(())) * (1 + whole)
+        return error + beside
+
+    def sink_gradient(self, squares: Array, sizes: Array) -> Array:
+        """Return the error allowed in gradients of sinks; given are sums over rows of squared errors and of w_i y_i."""
+        u, p = self.pipeline.unit, self.problem
+        rows = np.asarray(float(p.batch * p.nq))
+        added = u * (self._grown(rows) + MERGE_ROUNDINGS * self._grown(self._merges(rows)))
+        added = added + UNIT_ROUNDOFF["float32"] * (self.pipeline.blocks + 1)
+        logarithm = 2 * u * (self.score + np.log(p.nk + 1))
+        bound: Array = self.sums(squares, sizes) + np.expm1(added + logarithm) * sizes + UNDERFLOW["float32"]
+        return bound
 
     def rows_in_sums(self, keys: Array, share: Array) -> tuple[Array, Array]:
         """Return errors of rows in sums over rows: of their weights and out, and of their ds relative to `whole`."""

@@ -7,6 +7,8 @@ over these s queries too: every element of them is exact. Two passes over the ke
     see each piece:           lse, out        merged as blocks of keys are, by their log-sum-exps
     differentiate each piece: dk, dv of it    and its part of dq
 
+A learned sink joins once, before or after any of the keys were seen, and before differentiating.
+
 With both come the sums of sizes that `ringref.classes` has, for `ringref.rounding.LongBounds`.
 
 Formulas and what happens to NaN are those of `ringref.attention`, on pieces.
@@ -58,7 +60,6 @@ class SampledRows:
     dq_size: Float64[np.ndarray, "B S H D"] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.problem.without_sinks("the oracle of sampled rows")
         self.out = np.zeros_like(self.dout)
         self.lse = np.full_like(self.dlse, -np.inf)
         self.values = np.zeros_like(self.dlse)
@@ -91,6 +92,27 @@ class SampledRows:
             self.out, self.values = both[..., :-1].swapaxes(1, 2), both[..., -1]
             self.lse = np.where(total == 0.0, -np.inf, shift + np.log(total))
 
+    def join(self, sinks: Float64[np.ndarray, " H"]) -> None:
+        """Let learned sinks into the denominators, once; −inf is that of a head without one."""
+        lse = np.logaddexp(self.lse, sinks[:, None])
+        with np.errstate(invalid="ignore"):
+            kept = np.where(self.lse == -np.inf, 0.0, np.exp(self.lse - lse))
+        self.out *= kept.swapaxes(1, 2)[..., None]
+        self.values *= kept
+        self.lse = lse
+
+    def gradient_of_sinks(self, sinks: Float64[np.ndarray, " H"]) -> Float64[np.ndarray, "B H S"]:
+        """Return what each row adds to the gradient of sinks that have joined, once every key was seen."""
+        with np.errstate(all="ignore"):
+            weights = np.where(sinks[:, None] == -np.inf, 0.0, np.exp(sinks[:, None] - self.lse))
+            return np.where(weights == 0, 0.0, weights * self.towards)
+
+    @property
+    def towards(self) -> Float64[np.ndarray, "B H S"]:
+        """`dlse − dout·out` of the rows, of what was seen so far."""
+        found: Float = self.dlse - (self.dout * self.out).sum(axis=-1).swapaxes(1, 2)
+        return found
+
     def differentiate(
         self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"], v: Float64[np.ndarray, "B T K E"]
     ) -> tuple[Float64[np.ndarray, "B T K D"], Float64[np.ndarray, "B T K E"], Float64[np.ndarray, "B T K D"]]:
@@ -105,8 +127,7 @@ class SampledRows:
             dout, transposed = self.dout.swapaxes(1, 2), m.swapaxes(2, 3)
             dv = sum_attended(p.swapaxes(2, 3), dout, transposed)
             dp = np.where(m > 0, dout @ per_query_head(v, group).swapaxes(2, 3), 0.0)
-            towards = self.dlse - (dout * self.out.swapaxes(1, 2)).sum(axis=-1)
-            ds = np.where(m > 0, p * (dp + towards[..., None]), 0.0) * self.problem.scale_value
+            ds = np.where(m > 0, p * (dp + self.towards[..., None]), 0.0) * self.problem.scale_value
             if self.problem.softcap is not None:
                 ds /= np.cosh(raw_scores / self.problem.softcap) ** 2
             self.dq += sum_attended(ds, per_query_head(k, group), m).swapaxes(1, 2)
@@ -116,6 +137,16 @@ class SampledRows:
             self.dq_size += sum_attended(sizes, np.abs(per_query_head(k, group)), m).swapaxes(1, 2)
             dk_size = sum_attended(sizes.swapaxes(2, 3), np.abs(self.q.swapaxes(1, 2)), transposed)
         return per_key_head(dk, group), per_key_head(dv, group), per_key_head(dk_size, group)
+
+    def weights(
+        self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"]
+    ) -> tuple[Float64[np.ndarray, "B H S T"], Float64[np.ndarray, "B H S T"]]:
+        """Return the weights of keys in the rows, once every key was seen, and the slopes of the softcap, 1 without."""
+        m, raw_scores, scores = self._scores(positions, k)
+        with np.errstate(all="ignore"):
+            weights = np.where(m > 0, m * np.exp(scores - self.lse[..., None]), 0.0)
+        cap = self.problem.softcap
+        return weights, np.ones_like(weights) if cap is None else 1 / np.cosh(raw_scores / cap) ** 2
 
     def _scores(self, positions: NDArray[np.int64], k: Float) -> tuple[NDArray[np.int64], Float, Float]:
         """Return multiplicities and scores before and after softcap, `(B, H, S, T)`; 0 where nothing is attended."""

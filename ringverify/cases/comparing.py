@@ -115,7 +115,7 @@ def gathered(case: Case, capabilities: Capabilities, observation: Observation, n
     """
     if name == "dsinks":
         parts = [np.zeros(0) if rank.dsinks is None else rank.dsinks for rank in observation.ranks]
-        return (np.sum(parts, axis=0) if _in_parts(case, capabilities) else parts[-1])[:, None]
+        return (np.sum(parts, axis=0) if sinks_in_parts(case, capabilities) else parts[-1])[:, None]
     queries, keys = shards(case, capabilities)
     rows, length = (keys, case.problem.nk) if name in ("dk", "dv") else (queries, case.problem.nq)
     axis = 2 if name == "lse" else 1
@@ -127,7 +127,7 @@ def gathered(case: Case, capabilities: Capabilities, observation: Observation, n
     return whole
 
 
-def _in_parts(case: Case, capabilities: Capabilities) -> bool:
+def sinks_in_parts(case: Case, capabilities: Capabilities) -> bool:
     """Return whether a rank's gradient of sinks is that of its own queries, and these are not all queries."""
     return capabilities.sinks == "partial" and not case.replicated
 
@@ -208,7 +208,7 @@ def worst(
             where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
             if name == "dsinks":
                 # By query and so in parts, as the oracle has it; what is compared with another run is the sum of all.
-                in_parts = _in_parts(case, capabilities)
+                in_parts = sinks_in_parts(case, capabilities)
                 if in_parts and right is not None:
                     actual = gathered(case, capabilities, observation, name)[:, 0]
                 mine = rows if in_parts and right is None else slice(None)

@@ -205,6 +205,7 @@ class Scripts:
         if recorded is None or event.file is None:
             again = replay_of(event)
             told = "this violation has no case file, so no script can be made"
+            told += f": {event.note}" if event.note else ""
             return _not_shown(event, told + (again and f"; to see it again: {again}"))
         if is_program(recorded.target):
             again = replay_of(event)

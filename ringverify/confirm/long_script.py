@@ -8,6 +8,7 @@ those rows attend, and the errors allowed in them, stand in it as literals.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,22 @@ from numpy.typing import NDArray
 from ringref.intervals import parts
 from ringref.pattern import multiplicity
 from ringref.problem import Problem
-from ringref.rounding import LongBounds
+from ringref.rounding import UNIT_ROUNDOFF, LongBounds
 from ringverify.cases.case import Case
+from ringverify.cases.comparing import sinks_in_parts
 from ringverify.cases.running import shards
 from ringverify.check.casefile import CaseFile
 from ringverify.confirm.long_template import TEMPLATE
 from ringverify.confirm.source import Script, SourceText, array_source, dictionary, fields_of, literal, place_of
 from ringverify.events import CounterexampleEvent, TensorName
 from ringverify.implementation import Capabilities
+from ringverify.properties.precision import LOW
 from ringverify.scale.checksums import RESULTS
 from ringverify.scale.comparison import RankResults
 from ringverify.scale.every_row import bounds_of_classes
 from ringverify.scale.long_run import LongRun
 from ringverify.scale.numbers import Numbers, Positions
+from ringverify.scale.precision import Probabilities, mean_limits
 from ringverify.scale.sampled_rows import sampled_rows
 from ringverify.scale.sampling import rows_to_sample, sampled_count
 from ringverify.scale.task import LongTask
@@ -37,6 +41,8 @@ Float = NDArray[np.float64]
 
 FEW = 32
 """Rows of a script, about, where the rows of the suite were all; and keys whose dk and dv are computed again."""
+MEAN = 512
+"""Keys where their mean error is computed again."""
 OF_A_RANK = 6
 """Queries of each rank among them that attend a key whose dk or dv was wrong."""
 
@@ -52,11 +58,12 @@ def long_script(recorded: CaseFile, event: CounterexampleEvent, capabilities: Ca
     case = recorded.case
     p, sharded = case.problem, shards(case, capabilities)
     classes = recorded.property == "every_row"
+    numbers = Numbers(p, case.seed, "classes" if classes else "free")
     about = {"target": recorded.target, "property": recorded.property, "case": case.describe()}
     about |= {"wrong": recorded.summary, "recorded by": recorded.made_with}
     at = _position(p, event)
     rows, beside = _rows(case, recorded.property, event.tensor, at, capabilities)
-    chosen = _keys(case, event.tensor, at)
+    chosen = _keys(case, event.tensor, at, MEAN if recorded.property == "sampled_rows" and p.dtype in LOW else FEW)
     values = {
         "implementation": dictionary(place_of(recorded.target)),
         "world": literal(case.world_size),
@@ -71,20 +78,25 @@ def long_script(recorded: CaseFile, event: CounterexampleEvent, capabilities: Ca
         "queries": f"[{', '.join(map(array_source, sharded[0]))}]",
         "keys": f"[{', '.join(map(array_source, sharded[1]))}]",
         "seed": literal(case.seed),
-        "books": _books(Numbers(p, case.seed, "classes")) if classes else "None",
+        "sinks": "None" if numbers.sinks is None else array_source(numbers.sinks),
+        "sinks_in_parts": literal(sinks_in_parts(case, capabilities)),
+        "books": _books(numbers) if classes else "None",
         "beside": array_source(beside),
         "chosen": array_source(chosen),
         **dict.fromkeys(("rows", "multiplicity", "sum", "with_keys"), "None"),
         "allowed": "{}",
+        "rms": "{}",
+        "unit": literal(UNIT_ROUNDOFF[p.dtype]),
     }
     if event.sum is not None and all(0 <= one < most for one, most in zip(event.sum, _most(p), strict=True)):
         values |= {"sum": literal((*event.sum, event.allowed)), "with_keys": array_source(_with_keys(p, event.sum[1]))}
     else:
-        allowed = _allowed(case, rows, chosen, classes=classes)
+        kept = _allowed(case, rows, chosen, capabilities, classes=classes)
         values |= {
             "rows": array_source(rows),
             "multiplicity": array_source(_attended(p, rows)),
-            "allowed": dictionary({name: SourceText(array_source(x)) for name, x in allowed.items()}),
+            "allowed": dictionary({name: SourceText(array_source(x)) for name, x in kept.allowed.items()}),
+            "rms": dictionary(dict(kept.means(capabilities.probabilities))),
         }
     return Script.of(TEMPLATE, values, about)
 
@@ -96,8 +108,8 @@ def _position(p: Problem, event: CounterexampleEvent) -> int | None:
 
 
 def _most(p: Problem) -> tuple[int, int, int, int]:
-    """Return how many identities, elements, key heads and dimensions there are."""
-    return 4, p.batch, p.hk, max(p.head_dim, p.dv)
+    """Return how many identities, elements, key heads and dimensions, or query heads, there are."""
+    return 4 + p.sinks, p.batch, p.hk, max(p.head_dim, p.dv, p.heads)
 
 
 def _rows(
@@ -122,11 +134,11 @@ def _rows(
     return np.unique(np.concatenate(chosen)), none
 
 
-def _keys(case: Case, tensor: TensorName | None, at: int | None) -> Positions:
+def _keys(case: Case, tensor: TensorName | None, at: int | None, count: int) -> Positions:
     """Return the keys whose dk and dv are computed again."""
     nk = case.problem.nk
     wrong = [at] if at is not None and tensor in ("dk", "dv") else []
-    found: Positions = np.unique([*np.random.default_rng(case.seed).integers(0, max(nk, 1), FEW), *wrong])
+    found: Positions = np.unique([*np.random.default_rng(case.seed).integers(0, max(nk, 1), count), *wrong])
     return found[found < nk].astype(np.int64)
 
 
@@ -151,16 +163,18 @@ def _with_keys(p: Problem, b: int) -> NDArray[np.bool_]:
     return found
 
 
-def _allowed(case: Case, rows: Positions, chosen: Positions, *, classes: bool) -> dict[TensorName, Float]:
+def _allowed(
+    case: Case, rows: Positions, chosen: Positions, capabilities: Capabilities, *, classes: bool
+) -> _AllowedErrors:
     """Return the errors allowed in results of the rows and of the chosen keys, as the suite has them."""
     run = _Alone(LongTask("ring", case, "sampled_rows", "cpu", tuple(rows.tolist())), 0)
     run.queries, run.keys = rows, np.arange(case.problem.nk)
-    run.of_classes = classes
+    run.of_classes, run.capabilities = classes, capabilities
     if classes:
         run.numbers = Numbers(case.problem, case.seed, "classes")
     run.compared = kept = _AllowedErrors(case, run, chosen)
     sampled_rows(run)
-    return kept.allowed
+    return kept
 
 
 class _Alone(LongRun):
@@ -192,12 +206,42 @@ class _AllowedErrors(RankResults):
         self._rows |= {"dk": chosen, "dv": chosen}
         shapes = {"out": (p.heads, p.dv), "lse": (p.heads, 1), "dq": (p.heads, p.head_dim)}
         shapes |= {"dk": (p.hk, p.head_dim), "dv": (p.hk, p.dv)}
+        self.dsinks = np.zeros(p.heads) if p.sinks else None
         self.allowed = {name: np.zeros((p.batch, len(at), *shapes[name])) for name, at in self._rows.items()}
+        self._averaged = {name: np.zeros(x.shape[:3], dtype=bool) for name, x in self.allowed.items()}
 
     def compare(
-        self, name: TensorName, b: int, h: int, rows: Positions, at: Positions, expected: Float, allowed: Float
+        self,
+        name: TensorName,
+        b: int,
+        h: int,
+        rows: Positions,
+        at: Positions,
+        expected: Float,
+        allowed: Float,
+        variance: Float | None = None,
     ) -> None:
-        """Keep the errors allowed in rows of a result."""
+        """Keep the errors allowed in rows of a result, and in the mean of those that are judged."""
         wanted = self._rows[name]
         here = np.flatnonzero(np.isin(at, wanted))
-        self.allowed[name][b, np.searchsorted(wanted, at[here]), h] = allowed[here]
+        place = np.searchsorted(wanted, at[here])
+        self.allowed[name][b, place, h] = allowed[here]
+        if variance is not None:
+            self._averaged[name][b, place, h] = self.averaged(name, expected[here], allowed[here], variance[here])
+
+    def means(self, probabilities: Probabilities) -> Iterator[tuple[str, SourceText]]:
+        """Yield the largest root mean square error of each result that is judged, and its rows."""
+        for name, (_, limit) in mean_limits([self.squares], probabilities).items():
+            yield name, SourceText(f"({limit!r}, {array_source(self._averaged[name])})")
+
+    def compare_sums(
+        self,
+        name: TensorName,
+        actual: Float,
+        expected: Float,
+        allowed: Float,
+        says: Sequence[str],
+        identity: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Keep the errors allowed in the gradient of sinks."""
+        self.allowed[name] = allowed

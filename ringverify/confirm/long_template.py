@@ -14,11 +14,14 @@ PROBLEM = Fields(**<<problem>>)
 QUERIES = <<queries>>  # positions of each rank's queries
 KEYS = <<keys>>  # and of its keys
 SEED = <<seed>>
+SINKS = <<sinks>>  # learned sinks of the query heads, or None
+SINKS_IN_PARTS = <<sinks_in_parts>>  # whether a rank returns the gradient of its own queries to them, not of all
 BOOKS = <<books>>  # vectors of classes of queries and of keys, and which class is whose; None: all vectors differ
 ROWS = <<rows>>  # positions of the queries that are computed again; if not None, all other cotangents are zero
 BESIDE = <<beside>>  # of queries whose dq has to be zero
 CHOSEN = <<chosen>>  # of keys of which dk and dv are computed again
 M = <<multiplicity>>  # how often these queries attend each key: (batch, heads, queries, keys)
+RMS, UNIT = <<rms>>, <<unit>>  # largest root mean square error, in units, and the rows (batch, sequence, heads) of it
 ALLOWED = <<allowed>>  # errors: (batch, queries or chosen keys, heads, dim); lse (batch, heads, queries)
 SUM = <<sum>>  # where sums over all rows are compared: which, batch element, key head, dimension, and the error allowed
 WITH_KEYS = <<with_keys>>  # then, which queries have keys: (heads, queries)
@@ -112,10 +115,11 @@ def results_of(function, rank, group, requiring):
     dlse = dlse[..., 0].transpose(1, 2).contiguous()
     if swap:
         q, k, v, dout = (x.transpose(1, 2).contiguous() for x in (q, k, v, dout))
-    for x in (q, k, v) if requiring else ():
+    sinks = () if SINKS is None else (torch.tensor(SINKS, dtype=torch.float32),)
+    for x in (q, k, v, *sinks) if requiring else ():
         x.requires_grad_()
     call = SimpleNamespace(
-        sinks=None,
+        sinks=sinks[0] if sinks else None,
         group=group,
         rank=rank,
         world_size=WORLD,
@@ -138,12 +142,16 @@ def results_of(function, rank, group, requiring):
     if requiring:
         pairs = [(out, dout)] + ([(lse, dlse.to(lse.dtype))] if COTANGENT == "both" and lse.requires_grad else [])
         results_, cotangents = zip(*pairs)
-        gradients = torch.autograd.grad(results_, (q, k, v), cotangents, allow_unused=True)
-        for name, leaf, x in zip(("dq", "dk", "dv"), (q, k, v), gradients):
+        leaves = (q, k, v, *sinks)
+        gradients = torch.autograd.grad(results_, leaves, cotangents, allow_unused=True)
+        for name, leaf, x in zip(("dq", "dk", "dv", "dsinks"), leaves, gradients):
             found[name] = torch.zeros_like(leaf) if x is None else x
+    dsinks = found.pop("dsinks", None)
     found = {name: (x.transpose(1, 2) if swap else x).detach() for name, x in found.items()}
     if lse is not None:
         found["lse"] = lse.detach().transpose(1, 2)[..., None]
+    if dsinks is not None:
+        found["dsinks"] = dsinks.to(torch.float64)
     return sums_of(found, rank) if SUM is not None else rows_of(found, rank)
 
 
@@ -151,6 +159,9 @@ def rows_of(found, rank):
     """The rows that are compared, with what is made of the same."""
     arrays = {}
     for name, x in found.items():
+        if name == "dsinks":
+            arrays[name] = x.numpy()
+            continue
         wanted, own = (CHOSEN, KEYS[rank]) if name in ("dk", "dv") else (ROWS, QUERIES[rank])
         arrays[name] = x[:, torch.from_numpy(np.flatnonzero(np.isin(own, wanted)))].to(torch.float64).numpy()
         if name == "dq":
@@ -159,18 +170,32 @@ def rows_of(found, rank):
     return arrays
 
 
+def to_sink(found, b, h, at):
+    """The weight of the sink in rows of a head, and what they give to its gradient, by the out and lse of the ring."""
+    if SINKS is None or SINKS[h] == -inf:
+        return np.zeros(len(at)), np.zeros(len(at))
+    out, lse = (found[name][b, : len(at), h].to(torch.float64).numpy() for name in ("out", "lse"))
+    weight = np.exp(SINKS[h] - lse[:, 0])
+    return weight, weight * (make_dlse(b, h, at)[:, 0] - (make_dout(b, h, at) * out).sum(axis=-1))
+
+
 def sums_of(found, rank):
     """This rank's part of two sums over all rows that have to be the same."""
     which, b, kh, d, _ = SUM
     left = right = np.zeros(1)
+    if which == 4:
+        at = QUERIES[rank] if rank == 0 or not SHARDING.startswith("replicated") else QUERIES[rank][:0]
+        right = right + (float(found["dsinks"][d]) if rank == 0 or SINKS_IN_PARTS else 0.0)
+        return {"left": left + sum(to_sink(found, b, d, at)[1].sum() for b in range(PROBLEM.batch)), "right": right}
     for h in range(kh * PROBLEM.group_size, (kh + 1) * PROBLEM.group_size):
         at = QUERIES[rank] if rank == 0 or not SHARDING.startswith("replicated") else QUERIES[rank][:0]
         if which in (0, 2):
             name, make = (("out", make_dout), None, ("dq", make_q))[which]
             terms = make(b, h, at)[:, d] * found[name][b, : len(at), h, d].to(torch.float64).numpy()
         else:
-            terms = make_dout(b, h, at)[:, d] if which == 1 else make_dlse(b, h, at)[:, 0] * make_q(b, h, at)[:, d]
-            terms = terms * WITH_KEYS[h][at] * (1 if which == 1 else PROBLEM.scale_value)
+            (weight, lost), dlse = to_sink(found, b, h, at), make_dlse(b, h, at)[:, 0]
+            of_rows = (1 - weight) * make_dout(b, h, at)[:, d] if which == 1 else (dlse - lost) * make_q(b, h, at)[:, d]
+            terms = of_rows * WITH_KEYS[h][at] * (1 if which == 1 else PROBLEM.scale_value)
         left = left + terms.sum()
     name, make = (("dv", make_v), ("dv", None), ("dk", make_k), ("dk", None))[which]
     terms = found[name][b, :, kh, d].to(torch.float64).numpy()
@@ -204,6 +229,12 @@ def dense():
         shift = np.where(new == -inf, 0.0, new)
         weights, kept = np.exp(s - shift[..., None]), np.exp(top - shift)
         total, out, top = kept * total + weights.sum(-1), kept[..., None] * out + weights @ v, new
+    if SINKS is not None:  # one more key, of this score and value 0
+        sink = np.broadcast_to(SINKS[:, None], top.shape)
+        new = np.maximum(top, sink)
+        shift = np.where(new == -inf, 0.0, new)
+        kept = np.exp(top - shift)
+        total, out, top = kept * total + np.exp(sink - shift), kept[..., None] * out, new
     some = total > 0
     lse = np.where(some, np.log(np.where(some, total, 1.0)) + np.where(some, top, 0.0), -inf)
     out = out / np.where(some, total, 1.0)[..., None]
@@ -222,7 +253,11 @@ def dense():
     of_heads = (ds.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ dout)
     dk, dv = (x.reshape(p.batch, p.hk, p.group_size, *x.shape[2:]).sum(axis=2) for x in of_heads)
     found = {"out": out, "lse": lse[..., None], "dq": dq, "dk": dk, "dv": dv}
-    return {name: x.swapaxes(1, 2) for name, x in found.items()}
+    found = {name: x.swapaxes(1, 2) for name, x in found.items()}
+    if SINKS is not None:
+        weights = np.where(some, np.exp(SINKS[:, None] - np.where(some, lse, 0.0)), 0.0)
+        found["dsinks"] = (weights * towards[..., 0]).sum(axis=0)  # by query
+    return found
 
 
 def compare(folder):
@@ -234,19 +269,22 @@ def compare(folder):
     if SUM is not None:
         which, b, kh, d, allowed = SUM
         left, right = (sum(float(one[side][0]) for one in returned) for side in ("left", "right"))
-        name = ("dv", "dv", "dk", "dk")[which]
+        name = ("dv", "dv", "dk", "dk", "dsinks")[which]
         line = f"sum over all rows of {name}, key head {kh}, dimension {d}: {right:.9g}, expected {left:.9g}"
         print(line)
         wrong = not abs(left - right) <= allowed
         return ([f"the sum of {name}"], [line]) if wrong else ([], [])
-    right, off, said = dense(), [], []
+    right, off, said, squares = dense(), [], [], {name: [] for name in RMS}
     for rank, results in enumerate(returned):
         for name, seen in results.items():
             own = KEYS[rank] if name in ("dk", "dv") else QUERIES[rank]
             positions = {"dk": CHOSEN, "dv": CHOSEN, "beside": BESIDE}.get(name, ROWS)
             place = np.searchsorted(positions, own[np.isin(own, positions)])
             expected, allowed = np.zeros(seen.shape), np.zeros(seen.shape)
-            if name != "beside":
+            if name == "dsinks":
+                expected = right[name][:, place if SINKS_IN_PARTS else slice(None)].sum(axis=1)
+                allowed = ALLOWED[name]
+            elif name != "beside":
                 expected, allowed = right[name][:, place], ALLOWED[name][:, place]
             with np.errstate(invalid="ignore"):
                 error = np.where(seen == expected, 0.0, np.abs(seen - expected))
@@ -259,6 +297,16 @@ def compare(folder):
             if wrong.any():
                 off.append(f"{named} on rank {rank}")
                 said.append(line)
+            if name in RMS:
+                relative = (error**2).sum(-1) / (expected**2).sum(-1).clip(min=np.finfo(float).tiny)
+                squares[name].append(relative[RMS[name][1][:, place]])
+    for name, (limit, _) in RMS.items():
+        rms = np.sqrt(np.concatenate(squares[name]).mean()) / UNIT
+        line = f"all ranks {name:<3}  root mean square error {rms:.3g} u, where at most {limit:.3g} u is allowed"
+        print(line)
+        if not rms <= limit:
+            off.append(f"{name} in the mean")
+            said.append(line)
     return list(dict.fromkeys(off)), said
 
 

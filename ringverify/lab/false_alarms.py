@@ -1,6 +1,7 @@
 """Run the suite on correct implementations that look wrong: every violation that it reports is a false alarm.
 
-`python -m ringverify.lab.false_alarms FILE.jsonl 200` does so with the suite `scale`, and goes on where it was ended.
+`python -m ringverify.lab.false_alarms FILE.jsonl 200` does so with the suite `scale`, and goes on where it was ended; a
+third number draws other runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ringverify.lab.killing import Effort, side_by_side
 from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.suites import Method
+from ringverify.scale.precision import rounded_more
 from ringverify.scale.rank import verify
 from ringverify.scale.sampling import rows_to_sample
 from ringverify.scale.task import LongTask
@@ -128,6 +130,7 @@ AT_LENGTH: dict[str, dict[str, Any]] = {
     "cross": {"causal": True, "key_length": 3000},
     "split": {"heads": 2, "causal": True, "dilation": Dilation(((512, 1), (4096, 8)))},
     "shared": {"heads": 2, "causal": True, "dilation": Dilation(((512, 1), (4096, 8)), "shared")},
+    "sinks": {"causal": True, "heads": 2, "sinks": True},
 }
 """Fields of the problems that the suite `scale` is tried on."""
 LONG = 4096
@@ -138,16 +141,16 @@ LONGEST = 131_072
 LINEAR = ("window", "split", "shared")
 
 
-def runs_at_length(kept: Path, runs: int) -> Iterator[dict[str, Any]]:
+def runs_at_length(kept: Path, runs: int, drawn: int = 0) -> Iterator[dict[str, Any]]:
     """Try the suite `scale` on correct implementations, a record a run; those that are `kept` are not repeated.
 
-    Targets, patterns, shardings, dtypes, ranks and seeds are drawn by the number of the run; a draw that asks for more
-    than is declared is drawn again.
+    Targets, patterns, shardings, dtypes, ranks and seeds are drawn by the number of the run and `drawn`; a draw that
+    asks for more than is declared is drawn again.
     """
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     yield from done[:runs]
     for number in range(len(done), runs):
-        rng = np.random.default_rng(number)
+        rng = np.random.default_rng([number, drawn] if drawn else number)
         while True:
             target = list(CORRECT.values())[rng.integers(len(CORRECT))] if number % 2 else "ring"
             c, name = load(target).capabilities, list(AT_LENGTH)[rng.integers(len(AT_LENGTH))]
@@ -158,7 +161,7 @@ def runs_at_length(kept: Path, runs: int) -> Iterator[dict[str, Any]]:
             sharding = sharding_name(c.shardings[rng.integers(len(c.shardings))])
             problem = Problem(query_length=length, **{"head_dim": 16, "dtype": dtype, **AT_LENGTH[name]})
             size = int(rng.integers(1, 5))
-            case = Case(problem=problem, sharding=sharding, world_size=size, seed=number)
+            case = Case(problem=problem, sharding=sharding, world_size=size, seed=number + drawn)
             case = dataclasses.replace(case, cotangent="both" if c.lse_gradient else "out")
             if why_unsupported(case, c) is None and not c.processes:
                 break
@@ -173,12 +176,15 @@ def runs_at_length(kept: Path, runs: int) -> Iterator[dict[str, Any]]:
             found["margins"] = {k: max(one.margins.get(k, 0.0) for one in run.results) for k in run.results[0].margins}
             wrong = [one for report in run.results for one in report.differences]
             found |= {"alarm": str(wrong[0])} if wrong else {}
+            mean, rounded = rounded_more(case, run.results, c.probabilities)
+            found |= {"mean": mean} if mean else {}
+            found |= {"alarm": rounded.summary} if rounded is not None else {}
         with kept.open("a") as file:
             file.write(json.dumps(found) + "\n")
         yield found
 
 
 if __name__ == "__main__":
-    records = list(runs_at_length(Path(sys.argv[1]), int(sys.argv[2])))
+    records = list(runs_at_length(Path(sys.argv[1]), *map(int, sys.argv[2:])))
     alarms = [one for one in records if "alarm" in one]
     print(f"{len(records)} runs at length, {len(alarms)} false alarms", *alarms, sep="\n")

@@ -14,6 +14,7 @@ from ringverify.properties.property import Violation
 from ringverify.properties.suites import Method
 from ringverify.scale.figures import figures
 from ringverify.scale.finding import digest_of, kept, violated, wrong_results
+from ringverify.scale.precision import rounded_more
 from ringverify.scale.smaller import smaller
 from ringverify.scale.task import RankReport
 from ringverify.scale.trials import Trials
@@ -60,7 +61,10 @@ class Checked:
             rows += sum(sum(report.rows.values()) for report in reports)
             inside += max(report.inside[0] for report in reports)
             margin = max(margin, *(one for report in reports for one in report.margins.values()))
-            told += figures(case, reports, asked=self._length, one_process=world == "simulated")
+            probabilities = trials.capabilities.probabilities
+            told += figures(case, reports, probabilities, asked=self._length, one_process=world == "simulated")
+            mean, rounded = rounded_more(case, reports, probabilities)
+            margin = max(margin, mean)
             wrong = [(rank, one) for rank, report in enumerate(reports) for one in report.differences]
             if wrong:
                 self.digest = digest_of(repr(wrong))
@@ -74,9 +78,21 @@ class Checked:
                     )
                 outcome = PropertyOutcome(event(method, "fail", rows, began, margin=margin, figures=told), found)
                 break
+            if rounded is not None:
+                found = self._rounded(method, case, rounded)
+                outcome = PropertyOutcome(event(method, "fail", rows, began, margin=margin, figures=told), found)
+                break
         if outcome is None:
             outcome = PropertyOutcome(event(method, "pass", rows, began, margin=margin, figures=told))
         return TriedProperty(outcome=outcome, world=world, runs=len(cases), seconds_inside=inside)
+
+    def _rounded(self, method: Method, case: Case, violation: Violation) -> CounterexampleEvent:
+        """Return the event of a mean error that is too large, with its file."""
+        self.digest = digest_of(violation.summary)
+        found = violated(self._trials, method, violation, case)
+        if self._recording:
+            found = kept(self._trials, method, case, violation, self.digest, found)
+        return found
 
     def _ended(self, method: Method, case: Case, run: Run, noted: dict[int, Any], began: float) -> PropertyOutcome:
         """Return the outcome of a run that gave no results, with what was verified until then."""

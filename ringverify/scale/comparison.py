@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from ringref.classes import pieces_of
-from ringref.rounding import UNIT_ROUNDOFF, margins, rms_error
+from ringref.rounding import UNIT_ROUNDOFF, margins, rms_error, rows_of_rms
 from ringref.sampled import SampledRows, merged
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE
 from ringverify.events import TensorName, What, WrongPair
+from ringverify.scale.checksums import RESULTS
 from ringverify.scale.numbers import Numbers, Positions
 from ringverify.worlds.whose import theirs
 
@@ -22,6 +23,8 @@ Float = NDArray[np.float64]
 
 Shards = tuple[Sequence[Positions], Sequence[Positions]]
 
+EVERY: tuple[TensorName, ...] = (*RESULTS, "dsinks")
+"""Results in the order in which they depend on one another, that of learned sinks too."""
 CHANGES: tuple[tuple[float, What], ...] = ((0.0, "missing"), (2.0, "repeated"))
 """How often what is left out or counted twice counts."""
 RANGES = 6
@@ -72,17 +75,19 @@ class RankResults:
 
     Attributes:
         returned: by name, `(B, rows, heads, dims)`; lse has one dim.
+        dsinks: the gradient of learned sinks `(H,)`, if one came back.
         rows: number of rows verified, by result.
         margins: the largest margin, by result.
         rows_known: by element and query head, lse and `dlse − dout·out` of all queries `(2, N)`; lse is infinite where
             a query has no cotangent.
         squares: in low precision, by result, sums of rows' squared relative errors in units of u, and number of rows:
-            of what came back, and of the oracle's results, rounded once.
+            of what came back, of the oracle's results, rounded once, and what `ringref.sampled_variance` adds to them.
         unequal: the sum over all rows that is off by most, if one is.
     """
 
     def __init__(self, case: Case, rank: int, shards: Shards, numbers: Numbers) -> None:
         self.returned: dict[TensorName, torch.Tensor] = {}
+        self.dsinks: Float | None = None
         self.rows: dict[TensorName, int] = {}
         self.margins: dict[TensorName, float] = {}
         self._case, self._rank, self._numbers = case, rank, numbers
@@ -99,19 +104,29 @@ class RankResults:
         return {name: sum(map(len, rows)) for name, (rows, _) in self._found.items()}
 
     def compare(
-        self, name: TensorName, b: int, h: int, rows: Positions, at: Positions, expected: Float, allowed: Float
+        self,
+        name: TensorName,
+        b: int,
+        h: int,
+        rows: Positions,
+        at: Positions,
+        expected: Float,
+        allowed: Float,
+        variance: Float | None = None,
     ) -> None:
-        """Compare rows of a result, by their places in this rank's tensor, with what they have to be."""
+        """Compare rows of a result, by their places in this rank's tensor, with what they have to be.
+
+        `variance` is that of `ringref.sampled_variance`, where it is known.
+        """
         if name not in self.returned or not len(rows):
             return
         actual = self.actual(name, b, h, rows)
         dtype = self._case.problem.lse_dtype if name == "lse" else self._case.problem.dtype
         margin = margins(actual, expected, allowed, dtype)
         if name != "lse" and UNIT_ROUNDOFF[dtype] > UNIT_ROUNDOFF["float32"]:
-            rounded: Float = torch.from_numpy(expected).to(DTYPE[dtype]).to(torch.float64).numpy()
-            for which, values in enumerate((actual, rounded)):
-                rho, kept = rms_error(values, expected, dtype, allowed)
-                self.squares.setdefault(name, np.zeros((2, 2)))[which] += rho**2 * kept, kept
+            rho, count = rms_error(actual, expected, dtype, allowed)
+            self.averaged(name, expected, allowed, variance)
+            self.squares[name][0] += rho**2 * count, count
         self.rows[name] = self.rows.get(name, 0) + len(rows)
         worst = float(margin.max())
         self.margins[name] = max(self.margins.get(name, 0.0), worst)
@@ -127,6 +142,18 @@ class RankResults:
             value, right, most = (float(x[row, d]) for x in (actual, expected, allowed))
             self._worst[name] = actual[row], expected[row], allowed[row]
             self._found[name] = known[0], Difference(name, 0, (), index, int(at[row]), value, right, most, worst)
+
+    def averaged(self, name: TensorName, expected: Float, allowed: Float, variance: Float | None) -> NDArray[np.bool_]:
+        """Add what right results of these rows are off by to `squares`, and return which rows count."""
+        dtype = self._case.problem.dtype
+        rounded: Float = torch.from_numpy(expected).to(DTYPE[dtype]).to(torch.float64).numpy()
+        rho, count = rms_error(rounded, expected, dtype, allowed)
+        kept, found = rows_of_rms(expected, allowed), self.squares.setdefault(name, np.zeros((3, 2)))
+        found[1] += rho**2 * count, count
+        if variance is not None:
+            relative = variance[kept].sum(axis=-1) / (expected[kept] ** 2).sum(axis=-1)
+            found[2] += relative.sum(), count
+        return kept
 
     def actual(self, name: TensorName, b: int, h: int, rows: Positions) -> Float:
         """Return rows of a result, by their places in this rank's tensor."""
@@ -185,7 +212,10 @@ class RankResults:
                 row.see(piece, *self._keys_at(piece))
             seen.append((row.out[b, 0, h], row.lse[b, h, 0]))
         outs, lses = (np.stack(of) for of in zip(*seen, strict=True))
-        for owner in np.flatnonzero(lses > -np.inf).tolist():
+        owners = np.flatnonzero(lses > -np.inf).tolist()
+        if self._numbers.sinks is not None:  # one more partial result, which is nobody's
+            outs, lses = np.append(outs, np.zeros_like(outs[:1]), axis=0), np.append(lses, self._numbers.sinks[h])
+        for owner in owners:
             for times, what in CHANGES:
                 counted = np.ones(len(lses))
                 counted[owner] = times

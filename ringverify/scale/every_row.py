@@ -12,6 +12,7 @@ from ringref.classes import ClassHead, pieces_of
 from ringref.rounding import LongBounds
 from ringverify.scale.long_run import ROWS, LongRun, counts_of
 from ringverify.scale.numbers import Positions
+from ringverify.scale.sinks import SinkGradient
 from ringverify.scale.worth import keys_that_would_be_missed
 
 Float = NDArray[np.float64]
@@ -23,6 +24,7 @@ def every_row(run: LongRun) -> None:
     queries, keys = np.argsort(run.queries, kind="stable"), np.argsort(run.keys, kind="stable")
     every, every_key = np.arange(p.nq), np.arange(p.nk)
     bounds = bounds_of_classes(run)
+    sinks = SinkGradient(run, bounds)
     for b in range(p.batch):
         for kh in range(p.hk):
             heads, counts = [], []
@@ -30,12 +32,13 @@ def every_row(run: LongRun) -> None:
             for h in range(kh * group, (kh + 1) * group):
                 counts.append(counts_of(p, b, h))
                 heads.append(_class_head(run, b, h, kh, (run.numbers.query_classes(b, h, every), key_classes)))
-                _check_rows(run, heads[-1], b, h, queries, counts[-1][0], bounds)
+                _check_rows(run, heads[-1], b, h, queries, counts[-1][0], bounds, sinks)
                 run.compared.rows_known[b, h] = np.stack([heads[-1].lse, heads[-1].towards])
             if "dk" in run.compared.returned:
                 _check_keys(run, heads, b, kh, keys, counts, bounds)
             if run.rank == 0 and b == kh == 0 and "lse" in run.compared.returned:
                 run.worth.append(keys_that_would_be_missed(run, heads[0], key_classes, counts[0][0], bounds))
+    sinks.compare()
 
 
 def bounds_of_classes(run: LongRun) -> LongBounds:
@@ -50,11 +53,19 @@ def _class_head(run: LongRun, b: int, h: int, kh: int, classes: tuple[Positions,
     p, numbers = run.problem, run.numbers
     queries, keys = zip(numbers.codebooks, classes, strict=True)
     dout = partial(numbers.dout, b, h) if "dq" in run.compared.returned else None
-    return ClassHead(p, b, h, queries, keys, partial(numbers.v, b, kh), dout, run.dlse(b, h, np.arange(p.nq)))
+    dlse = run.dlse(b, h, np.arange(p.nq))
+    return ClassHead(p, b, h, queries, keys, partial(numbers.v, b, kh), dout, dlse, sink=run.sink(h))
 
 
 def _check_rows(
-    run: LongRun, head: ClassHead, b: int, h: int, order: Positions, keys: Float, bounds: LongBounds
+    run: LongRun,
+    head: ClassHead,
+    b: int,
+    h: int,
+    order: Positions,
+    keys: Float,
+    bounds: LongBounds,
+    sinks: SinkGradient,
 ) -> None:
     """Verify rows of this rank; afterwards `head` knows what gradients of keys need of all rows."""
     for piece in pieces_of(order, ROWS):
@@ -64,6 +75,7 @@ def _check_rows(
         run.compared.compare("lse", b, h, piece, at, lse[:, None], bounds.lse(keys[at], lse)[:, None])
         if "dq" in run.compared.returned:
             run.compare_dq(b, h, piece, at, keys[at], out, (dq, size, head.sizes[at]), bounds)
+            sinks.add(b, h, at, keys[at], out, lse, head.sizes[at])
         run.note()
     if run.shared:
         others = np.ones(run.problem.nq, dtype=bool)

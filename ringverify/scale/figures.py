@@ -8,16 +8,20 @@ import numpy as np
 
 from ringverify.cases.case import Case
 from ringverify.events import TensorName
-from ringverify.scale.checksums import RESULTS
+from ringverify.scale.comparison import EVERY
+from ringverify.scale.precision import Probabilities, mean_limits, summed_squares
 from ringverify.scale.task import RankReport
 
 
-def figures(case: Case, reports: Sequence[RankReport], *, asked: int, one_process: bool) -> Iterator[str]:
+def figures(
+    case: Case, reports: Sequence[RankReport], probabilities: Probabilities, *, asked: int, one_process: bool
+) -> Iterator[str]:
     """Yield the figures of a run, a line each.
 
     Args:
         case: what was run.
         reports: of all ranks.
+        probabilities: where weights are rounded, as is declared.
         asked: positions that were asked for.
         one_process: whether all ranks share a process.
     """
@@ -27,6 +31,12 @@ def figures(case: Case, reports: Sequence[RankReport], *, asked: int, one_proces
     errors = [f"{name} {rho:.3g} ({right:.3g})" for name, (rho, right) in _mean_errors(reports).items()]
     if errors:
         yield f"root mean square errors in u (of right results, rounded once): {', '.join(errors)}"
+    limits = [
+        f"{name} {limit:.3g}"
+        for name, (_, limit) in mean_limits([one.squares for one in reports], probabilities).items()
+    ]
+    if limits:
+        yield f"root mean square errors that the declared pipeline may have, in u: {', '.join(limits)}"
     times = []
     for name in ("inside", "verifying"):
         seconds = [getattr(one, name) for one in reports]
@@ -46,12 +56,13 @@ def figures(case: Case, reports: Sequence[RankReport], *, asked: int, one_proces
 
 def _mean_errors(reports: Sequence[RankReport]) -> dict[TensorName, tuple[float, float]]:
     """Return root mean square errors in units of u, and those of right results, rounded once."""
-    none = np.zeros((2, 2))
-    found = {name: np.sum([one.squares.get(name, none) for one in reports], axis=0) for name in reports[0].squares}
-    means = {name: np.sqrt(x[:, 0] / np.maximum(x[:, 1], 1)) for name, x in found.items()}
+    means = {
+        name: np.sqrt(x[:2, 0] / np.maximum(x[:2, 1], 1))
+        for name, x in summed_squares([one.squares for one in reports]).items()
+    }
     return {name: (float(x[0]), float(x[1])) for name, x in means.items()}
 
 
 def _largest(reports: Sequence[RankReport]) -> dict[TensorName, float]:
-    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in RESULTS}
+    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in EVERY}
     return {name: max(margins) for name, margins in found.items() if margins}

@@ -16,8 +16,7 @@ from ringverify.errors import UsageError
 from ringverify.events import CounterexampleEvent, Where
 from ringverify.properties.property import Violation
 from ringverify.properties.suites import Method
-from ringverify.scale.checksums import RESULTS
-from ringverify.scale.comparison import Difference
+from ringverify.scale.comparison import EVERY, Difference
 from ringverify.scale.task import RankReport
 from ringverify.scale.trials import Trials
 
@@ -68,7 +67,7 @@ def wrong_results(
     reports: Sequence[RankReport],
 ) -> tuple[CounterexampleEvent, Violation]:
     """Return the event of what is wrong: the first result that is, in the order in which results depend."""
-    order = {name: number for number, name in enumerate(RESULTS)}
+    order = {name: number for number, name in enumerate(EVERY)}
     first = min(order[one.tensor] for _, one in wrong)
     mine = [(rank, one) for rank, one in wrong if order[one.tensor] == first]
     rank, one = max(mine, key=lambda found: found[1].margin)

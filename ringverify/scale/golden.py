@@ -58,7 +58,15 @@ class _Collected(RankResults):
         self.sums = Checksums(case.seed, case.problem, rows)
 
     def compare(
-        self, name: TensorName, b: int, h: int, rows: Positions, at: Positions, expected: Float, allowed: Float
+        self,
+        name: TensorName,
+        b: int,
+        h: int,
+        rows: Positions,
+        at: Positions,
+        expected: Float,
+        allowed: Float,
+        variance: Float | None = None,
     ) -> None:
         """Add rows of the oracle's results to the sums."""
         self.sums.add(name, h, at, expected, allowed)

@@ -7,6 +7,13 @@ For each key head, over the queries i of its query heads and its keys j, in each
     Σ_i dq_i · q_i       = Σ_j dk_j · k_j      both are scale Σ_ij ds_ij q_i · k_j, with the slope of a softcap in ds
     scale Σ_i dlse_i q_i = Σ_j dk_j            over rows with keys, without softcap: ds of a row add up to dlse_i
 
+With a learned sink weights of a row add up to 1 − w_i, w_i = exp(sink − lse_i), and its ds to dlse_i less that of the
+sink, w_i (dlse_i − dout_i·out_i), whose sum over all rows is dsink. Then three identities need the returned lse:
+
+    Σ_i (1 − w_i) dout_i                                      = Σ_j dv_j
+    scale Σ_i ((1 − w_i) dlse_i + w_i dout_i·out_i) q_i       = Σ_j dk_j        without softcap
+    Σ_i w_i (dlse_i − dout_i·out_i)                           = dsink           `ringverify.scale.sinks`
+
 A sum is wrong if any row gives too little or too much, so no row is left out as in a sample; whose row it is, it does
 not tell. Every rank adds up its own rows. `ringref.rounding.LongBounds.sums` says how far two sums may be apart.
 """
@@ -25,6 +32,7 @@ from ringverify.events import TensorName
 from ringverify.scale.comparison import RankResults
 from ringverify.scale.long_run import LongRun, counts_of
 from ringverify.scale.numbers import Numbers, Positions
+from ringverify.scale.sinks import SinkGradient
 
 Float = NDArray[np.float64]
 
@@ -50,6 +58,7 @@ def identities(run: LongRun) -> None:
             largest.append([float(one.max()) for one in (q, -dout.sum(axis=-1), whole)])
     products, least, whole = np.max(run.gathered(np.max(largest, axis=0)), axis=0)
     bounds = run.free_bounds(products)
+    sinks, known = SinkGradient(run, bounds, returned=True), "lse" in run.compared.returned
     for b, kh in np.ndindex(p.batch, p.hk):
         counts = [counts_of(p, b, h) for h in range(kh * p.group_size, (kh + 1) * p.group_size)]
         found = identity_sums(
@@ -62,11 +71,13 @@ def identities(run: LongRun) -> None:
             partial(run.dlse, b),
             least=-least,
             whole=whole,
+            sinks=sinks,
         )
         run.note()
         for which, sums in enumerate(found):
             left, right, squares, rows = run.summed(sums)
-            if run.rank == 0 and (which != 3 or p.softcap is None):  # the last holds without softcap
+            holds = which % 2 == 0 or ((known or not p.sinks) and (which == 1 or p.softcap is None))
+            if run.rank == 0 and holds:
                 (name, says), allowed = IDENTITIES[which], bounds.sums(squares, rows)
                 whose = [f"{says}, of element {b}, key head {kh}, dimension {d}" for d in range(len(left))]
                 run.compared.compare_sums(name, right, left, allowed, whose, (which, b, kh))
@@ -74,6 +85,8 @@ def identities(run: LongRun) -> None:
                     share = float((allowed / left).min())
                     shown = f"sums of dv would have shown it from {share:.2g} of all rows on"
                     run.worth.append(f"had some rows given no gradients, {shown}")
+    if known:
+        sinks.compare()
     of_queries, of_keys = p.batch * p.heads * len(queries), p.batch * p.hk * len(run.keys)
     run.compared.rows |= {"out": of_queries, "dq": of_queries, "dk": of_keys, "dv": of_keys}
 
@@ -89,6 +102,7 @@ def identity_sums(
     *,
     least: float,
     whole: float,
+    sinks: SinkGradient | None = None,
 ) -> list[Float]:
     """Return this rank's part of each identity's sums: left and right side, squared errors of rows, and their sizes.
 
@@ -102,6 +116,7 @@ def identity_sums(
         dlse: the cotangent of lse of a query head at some positions.
         least: smallest sum of a row of dout, which is positive, over all ranks.
         whole: largest `LongBounds.whole` of a row, likewise.
+        sinks: the gradient of learned sinks, to which rows are added whose lse came back.
     """
     p, (b, kh) = numbers.problem, head
     sums = [np.zeros((4, width)) for width in (p.dv, p.dv, p.head_dim, p.head_dim)]
@@ -123,11 +138,20 @@ def identity_sums(
             relative = bounds.rows_in_sums(of_queries[at], bounds.share(dout, out, size))
             of_values, of_scores = (x[:, None] for x in relative)
             paired = scale * size[:, None] * np.abs(q)
+            weighed, kept, to_sink = dout, change, np.zeros(1)
+            if numbers.sinks is not None and "lse" in results.returned:
+                lse = results.actual("lse", b, h, places)[:, 0]
+                w = np.where(lse == -np.inf, 0.0, np.exp(numbers.sinks[h] - lse))[:, None]
+                weighed, kept = (1 - w) * dout, (1 - w) * change + w * (dout * out).sum(axis=-1, keepdims=True)
+                to_sink = w * np.expm1(bounds.lse(of_queries[at], lse))[:, None]
+                if sinks is not None:
+                    y = bounds.whole(numbers.dout(b, h, at), dlse(h, at))
+                    sinks.add(b, h, at, of_queries[at], out, lse, y)
             add(0, 0, dout * out, of_values * dout + bounds.returned(out) * dout, dout)
-            add(1, 0, dout, of_values * dout, dout)
+            add(1, 0, weighed, (of_values + to_sink) * dout, dout)
             keyed = paired * bounds.key_size
             add(2, 0, dq * q, of_scores * keyed + bounds.returned(dq) * np.abs(q), keyed)
-            add(3, 0, p.scale_value * change * q, of_scores * paired, paired)
+            add(3, 0, p.scale_value * kept * q, (of_scores + to_sink) * paired, paired)
     attending = np.sum([of[1] for of in counts], axis=0)
     for places, at in _pieces(rows[1]):
         k, v = numbers.k(b, kh, at), numbers.v(b, kh, at)

@@ -78,8 +78,11 @@ class LongRun:
         del q, k, v
         assert dist.group.WORLD is not None
         at, key_at = (torch.from_numpy(x.copy()).to(self.asked.device) for x in (self.queries, self.keys))
+        sinks = None
+        if numbers.sinks is not None:
+            sinks = torch.tensor(numbers.sinks, dtype=torch.float32, device=self.asked.device)
         sharding = c.sharding_named(self.case.sharding)
-        call = AttentionCall(dist.group.WORLD, self.rank, self.case.world_size, p, sharding, at, key_at)
+        call = AttentionCall(dist.group.WORLD, self.rank, self.case.world_size, p, sharding, at, key_at, sinks=sinks)
         local = Local(
             call,
             (leaves[0], leaves[1], leaves[2]),
@@ -92,15 +95,16 @@ class LongRun:
         )
         wanted = c.gradients and self.asked.gradients
         if wanted:
-            for leaf in local.leaves:
-                leaf.requires_grad_()
+            local.require_gradients()
         out, lse = forward(self.implementation, local)
         gradients: tuple[torch.Tensor | None, ...] = backward(local, self.case, out, lse) if wanted else ()
         names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv")
         with theirs():
-            for name, tensor in zip(names, (out, *gradients), strict=False):
+            for name, tensor in zip(names, (out, *gradients[:3]), strict=False):
                 if tensor is not None:
                     self.compared.returned[name] = tensor.detach().transpose(1, 2) if swap else tensor.detach()
+            if len(gradients) > 3 and gradients[3] is not None:
+                self.compared.dsinks = gradients[3].detach().to(device="cpu", dtype=torch.float64).numpy()
             if lse is not None:
                 self.compared.returned["lse"] = lse.detach().transpose(1, 2)[..., None]
 
@@ -123,12 +127,13 @@ class LongRun:
         out: Float,
         found: tuple[Float, Float, Float],
         bounds: LongBounds,
+        variance: Float | None = None,
     ) -> None:
         """Verify dq: `found` is dq, the sums of sizes that it is made of, and y_i (`ringref.classes`)."""
         dout, (dq, size, least) = self.numbers.dout(b, h, at), found
         whole = bounds.whole(dout, self.dlse(b, h, at))
         allowed = bounds.dq(keys, whole, bounds.share(dout, out, least), size, dq)
-        self.compared.compare("dq", b, h, rows, at, dq, allowed)
+        self.compared.compare("dq", b, h, rows, at, dq, allowed, variance)
 
     def compare_keys(
         self,
@@ -140,14 +145,15 @@ class LongRun:
         most: float,
         queries: Float,
         bounds: LongBounds,
+        variances: Sequence[Float | None] = (None, None),
     ) -> None:
         """Verify dk and dv: `found` is dk, dv, and the sums of sizes that dk is made of.
 
         Those that dv is made of add up to dv itself, since cotangents are positive (`Numbers.dout`).
         """
         dk, dv, size = found
-        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, size, dv, dk))
-        self.compared.compare("dv", b, kh, rows, at, dv, bounds.dv(most, queries, dv, dv))
+        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, size, dv, dk), variances[0])
+        self.compared.compare("dv", b, kh, rows, at, dv, bounds.dv(most, queries, dv, dv), variances[1])
 
     def bounds(self, products: float, scores: float, sizes: Any) -> LongBounds:
         """Return what may be wrong.
@@ -167,11 +173,12 @@ class LongRun:
             blocks=self.case.world_size,
             reduces=c.reduces,
         )
+        sinks = np.zeros(0) if self.numbers.sinks is None else self.numbers.sinks
         return LongBounds(
             problem=self.problem,
             pipeline=pipeline,
             magnitude=scale * products,
-            score=scale * scores,
+            score=max(scale * scores, float(np.abs(sinks[np.isfinite(sinks)]).max(initial=0.0))),
             query_size=float(np.abs(sizes[0]).max()),
             key_size=float(np.abs(sizes[1]).max()),
             value_size=1.0,
@@ -181,6 +188,10 @@ class LongRun:
         """Return what may be wrong on free inputs; `products`: largest sum of the sizes of a query's numbers."""
         largest = np.full((1, 1), 255 / 128)
         return self.bounds(products * 255 / 128, products * 255 / 128, (largest, largest))
+
+    def sink(self, h: int) -> float:
+        """Return the learned sink of a query head, −inf where it has none."""
+        return -np.inf if self.numbers.sinks is None else float(self.numbers.sinks[h])
 
     def dlse(self, b: int, h: int, at: Positions) -> Float:
         """Return the cotangents of lse that count, 0 where it has none."""

@@ -111,6 +111,21 @@ class Numbers:
         return _steps(words(self.seed, f"dlse {b} {head}", positions, 1)[:, 0], -255) / 256
 
     @functools.cached_property
+    def sinks(self) -> Float | None:
+        """Learned sinks `(H,)` in float32; `None` where the problem has none.
+
+        They weigh about as much as the root of the number of keys: half of a short row, and of a row of a million keys
+        a thousandth. One head in eight, and not the first, has none: −inf.
+        """
+        if not self.problem.sinks:
+            return None
+        drawn = words(self.seed, "sink", np.arange(self.problem.heads), 2)
+        sinks = np.log(max(self.problem.nk, 1)) / 2 + (drawn[:, 0] - 127.5) / 64
+        sinks[(drawn[:, 1] < 32) & (np.arange(len(sinks)) > 0)] = -np.inf
+        rounded: Float = sinks.astype(np.float32).astype(np.float64)
+        return rounded
+
+    @functools.cached_property
     def shares(self) -> tuple[Float, int]:
         """The share of keys of each class, falling geometrically, and the number of classes of queries."""
         count = max(2, min(MOST_CLASSES, self.problem.head_dim // 2))

@@ -61,7 +61,6 @@ def wanted(request: CheckRequest, length: int | None, problem: str | None, shard
     try:
         fields = json.loads(problem) if problem else {}
         one = Problem.from_json({"query_length": length or LENGTH, **fields})
-        one.without_sinks("the suite scale")
     except (ValueError, TypeError) as error:
         raise UsageError(f"--problem {problem}: expected fields of a problem as a JSON object: {error}") from None
     if length is not None and fields.get("query_length", length) != length:

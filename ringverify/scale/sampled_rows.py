@@ -11,10 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref.classes import pieces_of
+from ringref.rounding import LongBounds
 from ringref.sampled import SampledRows, merged
+from ringref.sampled_variance import SampledVariance
+from ringverify.properties.precision import LOW
 from ringverify.scale.comparison import stacked
 from ringverify.scale.long_run import ROWS, LongRun, counts_of
 from ringverify.scale.numbers import Positions
+from ringverify.scale.sinks import SinkGradient
 from ringverify.scale.worth import sampled_worth
 
 Float = NDArray[np.float64]
@@ -35,37 +39,61 @@ def sampled_rows(run: LongRun) -> None:
     for _, positions, k, v in _own_keys(run, order):
         found.see(positions, k, v)
     _merge(run, found)
+    if numbers.sinks is not None:
+        found.join(numbers.sinks)
+    variance = _variance(run, found, bounds, order)
     counts = [[counts_of(p, b, h) for h in range(p.heads)] for b in range(p.batch)]
     most = max(float(one[0].max(initial=0)) for of in counts for one in of)
+    reduced = run.capabilities.reduces == "input"  # sums over ranks round too, by what each rank adds
     if "dk" in run.compared.returned:
         for rows, positions, k, v in _own_keys(run, order):
             of_keys, queries = (
                 found.differentiate(positions, k, v),
                 np.full(len(rows), float(len(at) * p.group_size)),
             )
+            more = None if variance is None else variance.differentiate(positions, k, v)
             for b, kh in np.ndindex(p.batch, p.hk):
                 one = [x[b, :, kh] for x in of_keys]
-                run.compare_keys(b, kh, rows, positions, one, most, queries, bounds)
+                judged = [None] * 2 if more is None or reduced else [x[b, :, kh] for x in more]
+                run.compare_keys(b, kh, rows, positions, one, most, queries, bounds, judged)
             run.note()
         found.dq, found.dq_size = run.summed(np.stack([found.dq, found.dq_size]))
-        towards = dlse - (found.dout * found.out).sum(axis=-1).swapaxes(1, 2)
+        if variance is not None:
+            variance.dq_of_keys, variance.pulled = run.summed(np.stack([variance.dq_of_keys, variance.pulled]))
         for b, h in np.ndindex(p.batch, p.heads):
             known = run.compared.rows_known[b, h] = np.stack([np.full(p.nq, np.inf), np.zeros(p.nq)])
-            known[:, at] = found.lse[b, h], towards[b, h]
+            known[:, at] = found.lse[b, h], found.towards[b, h]
     own = np.flatnonzero(np.isin(run.queries, at))
-    place = np.searchsorted(at, run.queries[own])
+    place, sinks = np.searchsorted(at, run.queries[own]), SinkGradient(run, bounds)
+    again = run.case.sharding == "replicated_query" and run.rank > 0  # the same rows as on rank 0
+    of_queries = None if variance is None or again else (variance.out.swapaxes(1, 2), variance.dq())
     for b in range(p.batch):
         for h in range(p.heads):
             keys = counts[b][h][0][at][place]
             out, lse = found.out[b, place, h], found.lse[b, h, place]
-            run.compared.compare("out", b, h, own, at[place], out, bounds.out(keys, out))
+            of_out, of_dq = (None, None) if of_queries is None else (x[b, place, h] for x in of_queries)
+            run.compared.compare("out", b, h, own, at[place], out, bounds.out(keys, out), of_out)
             run.compared.compare("lse", b, h, own, at[place], lse[:, None], bounds.lse(keys, lse)[:, None])
             if "dq" in run.compared.returned:
                 of_query = found.dq[b, place, h], found.dq_size[b, place, h], found.sizes[b, h, place]
-                run.compare_dq(b, h, own, at[place], keys, out, of_query, bounds)
+                run.compare_dq(b, h, own, at[place], keys, out, of_query, bounds, of_dq)
+                sinks.add(b, h, at[place], keys, out, lse, of_query[2])
                 _compare_zero(run, b, h, np.setdiff1d(np.arange(len(run.queries)), own))
+    sinks.compare()
     if run.rank == 0:
         run.worth.append(sampled_worth(at, p.nq))
+
+
+def _variance(run: LongRun, found: SampledRows, bounds: LongBounds, order: Positions) -> SampledVariance | None:
+    """Return the mean errors of the declared pipeline, those of out complete; `None` where no mean is judged."""
+    pipeline = bounds.pipeline
+    if pipeline.dtype not in LOW or pipeline.sums in LOW:
+        return None
+    variance = SampledVariance(found, pipeline)
+    for _, positions, k, v in _own_keys(run, order):
+        variance.see(positions, k, v)
+    variance.out = run.summed(variance.out)
+    return variance
 
 
 def _compare_zero(run: LongRun, b: int, h: int, rows: Positions) -> None:

@@ -17,7 +17,7 @@ from ringverify.check.run import DEADLINES
 from ringverify.events import TensorName
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.suites import Method
-from ringverify.scale.checksums import RESULTS
+from ringverify.scale.comparison import EVERY
 from ringverify.scale.finding import saved
 from ringverify.scale.trials import Trials
 from ringverify.worlds.world import WorldUnavailable
@@ -26,7 +26,7 @@ SMALL = (64, 512)
 """Lengths of the ordinary suite at which a fault is looked for again."""
 SEARCH_SECONDS = 10.0
 """For the search of a smaller case, of one property."""
-ORDINARY = dict(zip(RESULTS, ("forward", "lse", "gradients", "gradients", "gradients"), strict=True))
+ORDINARY = dict(zip(EVERY, ("forward", "lse", *["gradients"] * 4), strict=True))
 """The property of the ordinary suites that compares a result."""
 
 
@@ -60,7 +60,7 @@ def smaller(trials: Trials, method: Method, case: Case, tensors: Sequence[Tensor
                 observation = runner.run(small, gradients=trials.capabilities.gradients)
             except WorldUnavailable:
                 break
-            if observation.failure is None and worst(small, trials.capabilities, observation, RESULTS)[1] is None:
+            if observation.failure is None and worst(small, trials.capabilities, observation, EVERY)[1] is None:
                 needs = length
                 continue
             found = _shrunk(trials, runner, tensors)

@@ -27,6 +27,7 @@ PROBLEMS = {
     "lengths": Problem(query_length=N, head_dim=8, batch=2, key_lengths=(0, 200)),
     "documents": Problem(query_length=N, head_dim=8, documents=(3, 3, 100, 101, 290), causal=True),
     "softcap": Problem(query_length=N, key_length=180, head_dim=8, softcap=2.0, scale=0.3),
+    "sinks": Problem(query_length=N, heads=4, key_heads=2, head_dim=8, batch=2, key_lengths=(0, 200), sinks=True),
     "shared": Problem(query_length=N, heads=2, head_dim=8, dilation=Dilation(((64, 1), (256, 3)), "shared")),
 }
 
@@ -61,6 +62,8 @@ def test_a_script_computes_what_the_oracle_does(name, method, monkeypatch):
     k, v = (stacked(make, p.batch, p.hk, np.arange(p.nk)) for make in (numbers.k, numbers.v))
     oracle = SampledRows(p, rows, q, dout, dlse)
     oracle.see(np.arange(p.nk), k, v)
+    if p.sinks:
+        oracle.join(numbers.sinks)
     dk, dv, _ = oracle.differentiate(np.arange(p.nk), k, v)
     found = script["dense"]()
     expected = {"out": oracle.out, "lse": oracle.lse.swapaxes(1, 2)[..., None], "dq": oracle.dq}
@@ -74,6 +77,12 @@ def test_a_script_computes_what_the_oracle_does(name, method, monkeypatch):
         assert allowed.shape == right.shape
         assert (allowed >= 0).all()
         assert allowed.max() < 0.1
+    if p.sinks:
+        right, allowed = oracle.gradient_of_sinks(numbers.sinks).sum(axis=0), script["ALLOWED"]["dsinks"]
+        most = witness_bound("float64", p.nk * p.head_dim) * np.abs(right).max()
+        assert np.abs(found["dsinks"] - right).max() <= most
+        assert (allowed[np.isfinite(numbers.sinks)] > 0).all()
+        assert (allowed < np.abs(right).sum()).all()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,28 @@ def test_a_failure_at_length_is_shown_without_the_suite(method, target, ringveri
     assert seen.said[0].startswith("wrong: ")
 
 
+@pytest.mark.parametrize(
+    ("method", "id"),
+    [
+        ("every_row", "O161"),
+        pytest.param("sampled_rows", "O161", marks=pytest.mark.nightly),
+        ("identities", "O161"),
+        pytest.param("identities", "O155", marks=pytest.mark.nightly),
+    ],
+)
+def test_faults_of_sinks_are_shown_without_the_suite(method, id, ringverify):
+    """The script has the sinks, and computes their gradient again."""
+    asked = ("--length", 600, "--only", method, "--problem", '{"head_dim": 16, "sinks": true}')
+    ran = ringverify.check(f"ringverify.faults.catalogue:{id}", *SCALE, *asked)
+    assert ran.code == 1
+    (event,) = ran.told("counterexample")
+    outcome = ringverify("confirm", "report-1.jsonl", "--json", "seen.json", "--trust")
+    assert outcome.code == 0, outcome.out
+    seen = read(ringverify.folder / "seen.json")[0]
+    assert (seen.case, seen.outcome) == (event["file"], "shown")
+    assert event["tensor"] in seen.said[0]
+
+
 def test_the_smaller_case_of_it_is_shown_too(ringverify):
     """The one that the ordinary suite found, by a script of the ordinary kind."""
     asked = ("--length", 600, "--only", "sampled_rows", "--problem", '{"head_dim": 16}')
@@ -108,13 +139,22 @@ def test_the_smaller_case_of_it_is_shown_too(ringverify):
     assert outcome.out.endswith("2 of 2 violations are shown without ringverify\n")
 
 
-@pytest.mark.parametrize("method", ["every_row", pytest.param("sampled_rows", marks=pytest.mark.nightly), "identities"])
-def test_a_right_ring_is_not_accused(method, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "name", "fields"),
+    [
+        ("every_row", "causal", {"tensor": "dv", "position": 40}),
+        pytest.param("sampled_rows", "causal", {"tensor": "dv", "position": 40}, marks=pytest.mark.nightly),
+        ("identities", "causal", {"tensor": "dv", "sum": (1, 0, 0, 3), "allowed": 1e-2}),
+        ("every_row", "sinks", {"tensor": "dsinks"}),
+        *(
+            pytest.param("identities", "sinks", {"tensor": "dk", "sum": which, "allowed": 1e-2}, marks=marks)
+            for which, marks in (((4, 0, 0, 2), ()), ((1, 1, 1, 3), pytest.mark.nightly), ((3, 1, 0, 3), ()))
+        ),
+    ],
+)
+def test_a_right_ring_is_not_accused(method, name, fields, tmp_path):
     """Whatever a report says of it."""
-    case = Case(problem=PROBLEMS["causal"], world_size=2, sharding="zigzag", cotangent="both", seed=5)
-    fields = {"tensor": "dv", "position": 40}
-    if method == "identities":
-        fields = {"tensor": "dv", "sum": (1, 0, 0, 3), "allowed": 1e-2}
+    case = Case(problem=PROBLEMS[name], world_size=2, sharding="zigzag", cotangent="both", seed=5)
     recorded, event = failing(case, method, file="case.json", **fields)
     seen = Scripts(tmp_path, None).confirmed(event, recorded)
     assert (seen.outcome, seen.said) == ("not shown", (RIGHT,))

@@ -257,7 +257,7 @@ WRONG = {
     "nothing left": (["--skip", "every_row,sampled_rows,identities,memory"], ["--only and --skip leave no property"]),
     "no JSON": (["--problem", "causal"], ["--problem causal", "JSON object"]),
     "no such field": (["--problem", '{"dims": 3}'], ["'dims'", "known:"]),
-    "shorter than its step": (["--length", "1", "--problem", '{"sinks": true}'], ["sinks", "scale"]),
+    "no yes or no": (["--problem", '{"sinks": [1.5]}'], ["sinks=[1.5]", "True or False"]),
     "no such sharding": (["--sharding", "zigzagged"], ["zigzagged", "zigzag", "did you mean"]),
     "examples": (["--max-examples", "3"], ["--max-examples", "suite scale", "leave it out"]),
     "two lengths": (["--length", "8", "--problem", '{"query_length": 9}'], ["--length 8", "query_length=9"]),
@@ -324,6 +324,36 @@ def test_its_options_belong_to_it(ringverify):
     assert_one_line(ran.err, ["--suite scale", "leave them out"])
     with pytest.raises(UsageError, match="suite scale: it is one of ringverify check alone"):
         CheckRequest(suite="scale").properties()
+
+
+@pytest.mark.parametrize("world", ["simulated", pytest.param("gloo", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("target", ["ring", "allgather"])
+def test_right_rings_are_conformant_with_learned_sinks(target, world, ringverify):
+    """By all properties; the figures have a margin of the gradient of sinks."""
+    ran = ringverify.check(
+        target, *SCALE, "--length", 512, "--world", world, "--problem", '{"sinks": true, "heads": 2, "head_dim": 16}'
+    )
+    assert ran.code == 0, ran.out
+    assert ran.out.count("dsinks") >= 3
+
+
+def test_rounding_more_than_declared_is_a_violation_that_is_shown_again(ringverify):
+    """No element is off by more than its bound; the mean is. By `replay`, and by a script without the suite."""
+    asked = ("--only", "sampled_rows", "--world-sizes", 8, "--problem", '{"head_dim": 16, "dtype": "bfloat16"}')
+    ran = ringverify.check("ringverify.faults.catalogue:A12b", *SCALE, "--length", 1500, *asked)
+    assert ran.code == 1
+    (event,) = ran.told("counterexample")
+    assert "dq in bfloat16 is rounded more than declared: root mean square error 0." in ran.out
+    (told,) = ran.told("property")
+    assert told["margin"] > 1.1
+    assert any(
+        line.startswith("root mean square errors that the declared pipeline may have") for line in told["figures"]
+    )
+    again = ringverify("replay", event["file"], "--trust")
+    assert again.code == 1, again.out
+    shown = ringverify("confirm", "report-1.jsonl", "--json", "seen.json", "--trust")
+    assert shown.code == 0, shown.out
+    assert "wrong: dq in the mean" in shown.out
 
 
 def test_what_is_not_declared_is_unsupported(ringverify):

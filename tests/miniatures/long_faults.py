@@ -23,6 +23,11 @@ def _detached(q, k, v, call: AttentionCall):
 tile_detached = Implementation(_detached, "a tile detached", EVERYTHING)
 claimed = replace(right.attend.capabilities, memory="streaming")
 gathered = Implementation(right.attend.function, "all keys gathered, and said to stream", claimed)
+without_lse = Implementation(
+    lambda q, k, v, call: ring.function(q, k, v, call)[0],
+    "a ring that returns out alone",
+    replace(ring.capabilities, lse=False, lse_gradient=False),
+)
 dq_twice = Implementation(
     ring_of(replace(STEPS, times_in_dq=lambda here, hop, owner: 2 if hop == 1 else 1)),
     "the part of dq of the second hop counted twice",

@@ -13,9 +13,9 @@ from ringverify.targets import load
 from ringverify.worlds.simulated.world import SimulatedWorld
 
 
-def reports(target: str, case: Case, method: Method = "every_row") -> list[RankReport]:
-    """What each rank found."""
-    sampled = rows_to_sample(case, load(target).capabilities, 64)
+def reports(target: str, case: Case, method: Method = "every_row", count: int = 64) -> list[RankReport]:
+    """What each rank found; `count` rows are sampled, about."""
+    sampled = rows_to_sample(case, load(target).capabilities, count)
     with tempfile.TemporaryDirectory() as notes:
         asked = LongTask(target, case, method, "cpu", sampled, notes)
         run = SimulatedWorld().run(verify, asked, world_size=case.world_size, seed=0, deadline=200)

@@ -12,8 +12,9 @@ from ringverify.check.options import Options
 from ringverify.check.planning import planned
 from ringverify.reports.progress import HIDDEN
 from ringverify.ring.declared import ring
-from ringverify.scale.memory import _at_length
+from ringverify.scale.memory import _at_length, _no_verdict
 from ringverify.scale.trials import Trials
+from ringverify.worlds.processes import torchrun
 from ringverify.worlds.simulated.world import SimulatedWorld
 
 GIB = 1 << 30
@@ -44,6 +45,18 @@ def test_peaks_are_held_to_the_claim(claim: str, half: Case, times: float, *, vi
     assert held is not None
     assert (held.violation is not None) == violated
     assert (held.margin > 1) == violated
+
+
+def test_under_torchrun_the_figure_says_that_it_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the peak that was seen, and the way to a verdict; a short run has a verdict in a simulated world anyway."""
+    trials = trials_with("streaming", {CASE: 3 * GIB})
+    assert list(_no_verdict(trials, [CASE])) == []
+    monkeypatch.setattr(torchrun, "placement", lambda: object())
+    assert _at_length(trials, CASE) is None
+    assert list(_no_verdict(trials, [CASE, CASE.replace(query_length=1 << 12)])) == [
+        "the peak of a rank at 131,072 positions is 3072 MiB, which decides nothing under torchrun, whose processes "
+        "keep what earlier runs held; --world gloo without torchrun holds it to the claim"
+    ]
 
 
 def test_where_a_pattern_decides_it_is_no_verdict() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 
@@ -22,6 +21,7 @@ from ringref.problem import Problem
 from ringref.rounding import Pipeline, allowed_error, margins, witness_bound
 from ringref.sampled import SampledRows
 
+RESULTS = ("out", "lse", "dq", "dk", "dv")
 logits = st.one_of(st.floats(-8, 8), st.sampled_from([-np.inf, -1e4, 300.0]))
 """Ordinary sinks; none; one of no weight; one that takes all the weight."""
 
@@ -162,6 +162,72 @@ def test_a_computation_in_the_dtype_stays_within_the_bound(
     assert margins(dsinks, exact.dsinks.sum(axis=1), limit, "float32").max(initial=0.0) <= 1
 
 
+@given(drawn=with_sinks(max_length=9), seed=seeds, block=st.integers(1, 4))
+def test_the_oracle_of_classes_agrees_on_sinks(
+    drawn: tuple[Problem, Inputs, np.ndarray], seed: int, block: int
+) -> None:
+    """With the dense one, over every constraint; and by query in the gradient of the sinks."""
+    problem, x, sinks = drawn
+    rng = np.random.default_rng(seed)
+    queries, keys = (
+        Coded(rng.standard_normal((heads, 4, problem.head_dim)), rng.integers(0, 4, (problem.batch, length, heads)))
+        for heads, length in ((problem.heads, problem.nq), (problem.hk, problem.nk))
+    )
+    found = class_attention(problem, queries, keys, x.v, x.dout, x.dlse, sinks, block=block)
+    right = attention(problem, queries.vectors(), keys.vectors(), x.v, x.dout, x.dlse, sinks)
+    for name in (*RESULTS, "dsinks"):
+        assert close(getattr(found, name), getattr(right, name), problem), name
+
+
+@given(drawn=with_sinks(max_length=9), seed=seeds, first=st.booleans())
+def test_sampled_rows_agree_on_sinks(drawn: tuple[Problem, Inputs, np.ndarray], seed: int, *, first: bool) -> None:
+    """With the dense oracle, whether sinks join before the keys or after them."""
+    problem, x, sinks = drawn
+    rng = np.random.default_rng(seed)
+    rows = np.flatnonzero(rng.random(problem.nq) < 0.5)
+    others = np.setdiff1d(np.arange(problem.nq), rows)
+    x.dout[:, others], x.dlse[:, :, others] = 0.0, 0.0
+    found = SampledRows(problem, rows, x.q[:, rows], x.dout[:, rows], x.dlse[:, :, rows])
+    pieces = np.array_split(rng.permutation(problem.nk), 3)
+    if first:
+        found.join(sinks)
+    for piece in pieces:
+        found.see(piece, x.k[:, piece], x.v[:, piece])
+    if not first:
+        found.join(sinks)
+    dk, dv = np.zeros_like(x.k), np.zeros_like(x.v)
+    for piece in pieces:
+        dk[:, piece], dv[:, piece], _ = found.differentiate(piece, x.k[:, piece], x.v[:, piece])
+    right = answered(problem, x, sinks)
+    pairs = (found.out, right.out[:, rows]), (found.lse, right.lse[:, :, rows]), (found.dq, right.dq[:, rows])
+    by_query = found.gradient_of_sinks(sinks).sum(axis=0)
+    for one, other in (*pairs, (dk, right.dk), (dv, right.dv), (by_query, right.dsinks[:, rows])):
+        assert close(one, other, problem)
+
+
+def test_a_sink_does_not_let_nan_out_of_rows_without_keys() -> None:
+    """A cotangent of out there is nothing to the oracle of classes either: out is 0 whatever the inputs are."""
+    problem = Problem(query_length=6, head_dim=2, documents=(2, 4), sinks=True)
+    x, coded = normal_inputs(problem), Coded(np.ones((1, 1, 2)), np.zeros((1, 6, 1), dtype=np.int64))
+    x.dout[:, 4:] = np.nan
+    found = class_attention(problem, coded, coded, x.v, x.dout, x.dlse, np.zeros(1), block=2)
+    for name in (*RESULTS, "dsinks"):
+        assert np.isfinite(getattr(found, name)).all(), name
+    assert np.array_equal(found.dsinks[0, 4:], x.dlse[0, 0, 4:])
+
+
+def test_the_oracle_of_classes_needs_the_sinks_that_the_problem_names() -> None:
+    """And no others."""
+    problem = Problem(query_length=2, head_dim=2, sinks=True)
+    x, coded = normal_inputs(problem), Coded(np.zeros((1, 1, 2)), np.zeros((1, 2, 1), dtype=np.int64))
+    with pytest.raises(ValueError, match="sinks=True says the problem, and no are given"):
+        class_attention(problem, coded, coded, x.v)
+    with pytest.raises(ValueError, match=r"sinks has shape \(2,\): the problem says \(1,\)"):
+        class_attention(problem, coded, coded, x.v, sinks=np.zeros(2))
+    with pytest.raises(ValueError, match="sinks=False says the problem, and some are given"):
+        class_attention(problem.replace(sinks=False), coded, coded, x.v, sinks=np.zeros(1))
+
+
 def test_the_bound_tells_a_gradient_of_half_the_queries() -> None:
     """The bound is no blank cheque."""
     problem = Problem(query_length=8, heads=2, sinks=True)
@@ -222,16 +288,12 @@ def test_oracles_that_know_no_sinks_say_so() -> None:
     """In one line each, rather than answer another problem."""
     problem = Problem(query_length=2, head_dim=2, sinks=True)
     x = normal_inputs(problem)
-    coded = Coded(np.zeros((1, 1, 2)), np.zeros((1, 2, 1), dtype=np.int64))
-    empty = dataclasses.replace(x)
     for refusing in (
         lambda: naive.forward(problem, x.q, x.k, x.v),
         lambda: blockwise.forward(problem, x.q, x.k, x.v),
         lambda: online_softmax.forward(problem, x.q, x.k, x.v),
         lambda: sequential_ring.forward(problem, x.q, x.k, x.v, world_size=2),
-        lambda: class_attention(problem, coded, coded, x.v),
-        lambda: SampledRows(problem, np.arange(2), x.q, x.dout, x.dlse),
-        lambda: emulate(problem, x.q, x.k, x.v, empty.dout, Pipeline("float32")),
+        lambda: emulate(problem, x.q, x.k, x.v, x.dout, Pipeline("float32")),
     ):
         with pytest.raises(ValueError, match=r"^sinks=True: the .* has no learned sinks; ringref.attention has$"):
             refusing()
