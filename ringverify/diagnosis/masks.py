@@ -409,6 +409,25 @@ def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask |
     return found
 
 
+def _after_unaligned(pairs: Pairs, at: Ends) -> Mask | None:
+    if not pairs.problem.causal or not pairs.problem.diagonal:
+        return None
+    found: Mask = at.keys["first"] > at.queries["last"] - pairs.problem.diagonal
+    return found
+
+
+def _empty_for_one(axis: int, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a block holds no key to attend for some batch entry (axis 0) or head (axis 1)."""
+    if pairs.true.shape[axis] < 2 or pairs.case.replicated:
+        return None
+    found = np.zeros(pairs.true.shape[2:], dtype=bool)
+    for queries in pairs.queries.shards:
+        for keys in pairs.keys.shards:
+            there = pairs.true[:, :, queries][..., keys].any(axis=tuple({0, 1, 2, 3} - {axis}))
+            found[np.ix_(queries, keys)] = not there.all()
+    return found[None, None]
+
+
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -448,6 +467,10 @@ def _skips() -> Iterator[tuple[str, Skips]]:
         )
     yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
     yield "a block is skipped if its last key is padding", _padded_at_its_end
+    yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
+    for axis, one in enumerate(("batch entry", "head")):
+        says = f"a block is skipped in all if it holds no key to attend in one {one}"
+        yield says, functools.partial(_empty_for_one, axis)
     for tile in TILES:
         for of_shard in (False, True):
             whose = f"a tile of {tile} keys{' of a shard' if of_shard else ''} is skipped under a causal mask"
@@ -614,6 +637,15 @@ def _made() -> Iterator[Otherwise]:
         0.5,
         lambda pairs: _gathered(pairs)[1],
     )
+    for tile in TILES:
+        for own in (True, False):
+            where = "" if own else ", but not in a rank's own block under a causal mask"
+            yield Otherwise(
+                f"blocks are padded to whole tiles of {tile} keys, and the padding counts as keys of 0{where}",
+                lambda pairs: pairs.true,
+                1,
+                functools.partial(_tile_padding, tile, own),
+            )
     others: dict[str, Callable[[int], Ints]] = {
         "first": lambda n: 0 * np.arange(n),
         "next": lambda n: (np.arange(n) + 1) % n,
@@ -810,6 +842,17 @@ def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:
     return counts, zeros
 
 
+def _tile_padding(tile: int, own: bool, pairs: Pairs) -> Counts:
+    """Return how many keys of 0 there are if blocks are padded to whole tiles, `(B, H, Nq)`."""
+    lacking = np.array([-len(held) % tile for held in pairs.keys.shards])
+    if pairs.case.replicated:
+        found = np.full(pairs.queries.total, lacking.sum())
+    else:
+        spared = lacking[pairs.queries.rank[:, 0]] if pairs.problem.causal and not own else 0
+        found = np.full(pairs.queries.total, lacking.sum()) - spared
+    return np.broadcast_to(found, pairs.true.shape[:3])
+
+
 MADE: tuple[Otherwise, ...] = tuple(_made())
 
 # -- parts of all pairs ------------------------------------------------------------------------------------------------
@@ -872,6 +915,16 @@ def _left(pairs: Pairs) -> int:
     return pairs.problem.nk if left is None else left
 
 
+def _beyond(which: str, end: str, up: bool, pairs: Pairs) -> Mask:
+    """Whether blocks lie further away on one side than an end of the window reaches, in whole shards."""
+    side = (pairs.problem.window or (None, None))[end == "right"]
+    if side is None:
+        return np.zeros((1, 1, 1, 1), dtype=bool)
+    away = pairs.owner - pairs.rank if which == "later" else pairs.rank - pairs.owner
+    found: Mask = away > (-(-side // _shard(pairs)) if up else side // _shard(pairs))
+    return found
+
+
 def _shard(pairs: Pairs) -> int:
     return max(1, *(len(held) for held in pairs.keys.shards))
 
@@ -929,6 +982,14 @@ def _parts() -> Iterator[PartOfPairs]:
         "on blocks of even ranks": lambda pairs: pairs.owner % 2 == 0,
         "past hop left // shard, of the window's left end": lambda pairs: pairs.hop > _left(pairs) // _shard(pairs),
     }
+    blocks |= {
+        f"on blocks of {which} ranks that are more than {side} // shard{', rounded up,' if up else ''} away": (
+            functools.partial(_beyond, which, side, up)
+        )
+        for which in ("later", "earlier")
+        for side in SIDES
+        for up in (False, True)
+    }
     for text, holds in blocks.items():
         yield PartOfPairs(text, holds, "blocks")
     alone: dict[str, Callable[[Pairs], bool]] = {
@@ -960,6 +1021,21 @@ def _parts() -> Iterator[PartOfPairs]:
         }
         for text, chosen in numbers.items():
             yield PartOfPairs(text, functools.partial(_numbered, axis, chosen), name)
+    for text, chosen in {
+        "in heads of the first key head": lambda number: number == 0,
+        "not in heads of the first key head": lambda number: number > 0,
+        "in heads of the last key head": lambda number: number == number.max(),
+        "in heads of odd key heads": lambda number: number % 2 == 1,
+        "in heads of a last key head that has no partner": lambda number: (
+            (number == number.max()) & (number.max() % 2 == 0)
+        ),
+    }.items():
+        yield PartOfPairs(text, functools.partial(_of_key_head, chosen), "head")
+
+
+def _of_key_head(chosen: Callable[[Ints], Mask], pairs: Pairs) -> Mask:
+    numbers = np.arange(pairs.problem.heads) // pairs.problem.group_size
+    return chosen(numbers).reshape(1, -1, 1, 1)
 
 
 def _all_if(is_so: Callable[[Pairs], bool], pairs: Pairs) -> Mask:

@@ -196,6 +196,11 @@ _ROUNDING += [
         ("accumulates",),
     ),
     (
+        "the factor by which running sums are rescaled is rounded to the input dtype",
+        online(factor=rounded),
+        ("accumulates",),
+    ),
+    (
         "exponentials are rounded to the input dtype before they are multiplied with v",
         online(weights=rounded),
         ("probabilities",),

@@ -174,6 +174,7 @@ def needs(
         most_ranks: largest world to try.
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
     """
+    most_ranks = max(most_ranks, case.world_size)
     exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), left)
     explanation, complete = exploration.explained(shrunk_from, drawn)
     explanation = exploration.explained_by_scores(explanation)

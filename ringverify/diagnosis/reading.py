@@ -224,13 +224,13 @@ def _of_padding(failing: Sequence[Read]) -> Iterator[Rule]:
     """Yield the rules by which all keys of a mask count rightly, and padding as keys and values of 0."""
     if not any(one.zeros.any() for one in failing):
         return
+    none = np.zeros(1, dtype=np.int64)
     for made in sorted(MADE, key=lambda made: made.cost):
-        counted = [(one, counts) for one in failing if (counts := made.counts(one.pairs)) is not None]
-        if any(
+        counted = [(one, made.counts(one.pairs), made.zeros(one.pairs) if made.zeros else none) for one in failing]
+        if all(
             np.array_equal(np.where(one.pairs.padding, 0, counts), one.true)
-            and np.array_equal(np.where(one.pairs.padding, counts, 0).sum(axis=-1), one.zeros)
-            for one, counts in counted
-            if one.zeros.any()
+            and np.array_equal(np.where(one.pairs.padding, counts, 0).sum(axis=-1) + zeros, one.zeros)
+            for one, counts, zeros in ((one, one.true if c is None else c, zeros) for one, c, zeros in counted)
         ):
             yield Rule(made, ())
 

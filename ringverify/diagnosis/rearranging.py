@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,20 +35,24 @@ def _batch_for_rank(scene: Scene, x: Array, of_keys: int) -> Array:
     return found
 
 
-def _heads_by_turns(scene: Scene, x: Array, of_keys: int) -> Array:
-    """Read heads `(P, H / P)` as `(H / P, P)`."""
-    heads = x.shape[2]
-    if heads % scene.size:
-        return x
-    return x[:, :, np.arange(heads).reshape(scene.size, -1).T.ravel()]
+def _heads_by_turns(of: Callable[[Scene], int], scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read heads `(n, H / n)` as `(H / n, n)`, for a number n."""
+    heads, n = x.shape[2], of(scene)
+    return x if heads % n else x[:, :, np.arange(heads).reshape(n, -1).T.ravel()]
 
 
-def _ranks_by_turns(scene: Scene, x: Array, of_keys: int) -> Array:
-    """Read heads `(H / P, P)` as `(P, H / P)`."""
-    heads = x.shape[2]
-    if heads % scene.size:
-        return x
-    return x[:, :, np.arange(heads).reshape(-1, scene.size).T.ravel()]
+def _turns_of_heads(of: Callable[[Scene], int], scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read heads `(H / n, n)` as `(n, H / n)`, for a number n."""
+    heads, n = x.shape[2], of(scene)
+    return x if heads % n else x[:, :, np.arange(heads).reshape(-1, n).T.ravel()]
+
+
+def _ranks(scene: Scene) -> int:
+    return scene.size
+
+
+def _divisor(scene: Scene) -> int:
+    return math.gcd(scene.size, scene.problem.hk)
 
 
 def _order(scene: Scene, x: Array, of_keys: int) -> Ints:
@@ -85,7 +90,9 @@ def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
         x = scene.inputs
         mixed = {name: change(scene, getattr(x, name), name != "q") for name in "qkv" if name in names}
         if "o" in names:
-            mixed |= {"dout": back(0, x.dout), "dlse": of_lse(functools.partial(back, 0), x.dlse)}
+            mixed["dout"] = back(0, x.dout)
+        if "o" in names or "l" in names:
+            mixed["dlse"] = of_lse(functools.partial(back, 0), x.dlse)
         y = dataclasses.replace(x, **mixed)
         answer = attention(scene.problem, y.q, y.k, y.v, y.dout, y.dlse, y.sinks)
         results: dict[str, Any] = {
@@ -93,6 +100,7 @@ def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
         }
         if "o" in names:
             results["out"] = change(scene, answer.out, 0)
+        if "o" in names or "l" in names:
             results["lse"] = of_lse(lambda x: change(scene, x, 0), answer.lse)
         answer = dataclasses.replace(answer, **results)
         return agree_with(scene, answer, y)
@@ -100,15 +108,28 @@ def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
     return judge
 
 
+BY_RANK: dict[str, Rearranged] = {
+    "heads (rank, head) as (head, rank)": functools.partial(_heads_by_turns, _ranks),
+    "heads (head, rank) as (rank, head)": functools.partial(_turns_of_heads, _ranks),
+}
+BY_DIVISOR: dict[str, Rearranged] = {
+    f"{text}, of the greatest common divisor of ranks and key heads": functools.partial(change, _divisor)
+    for text, change in (
+        ("heads (rank, head) as (head, rank)", _heads_by_turns),
+        ("heads (head, rank) as (rank, head)", _turns_of_heads),
+    )
+}
+PIECES: dict[str, Rearranged] = {
+    "pieces (rank, batch, tokens) as (batch, rank, tokens), so that batch elements are mixed": _batch_for_rank,
+}
+
 REARRANGED: list[Hypothesis] = [
     Hypothesis(f"{what} are read in the wrong order: {how}", STEPS, judge=_judge(change, names))
-    for how, change in {
-        "pieces (rank, batch, tokens) as (batch, rank, tokens), so that batch elements are mixed": _batch_for_rank,
-        "heads (rank, head) as (head, rank)": _heads_by_turns,
-        "heads (head, rank) as (rank, head)": _ranks_by_turns,
-    }.items()
+    for how, change in (PIECES | BY_RANK).items()
     for what, names in (("results", "o"), ("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"))
 ]
+for how, change in (BY_RANK | BY_DIVISOR).items():
+    REARRANGED.append(Hypothesis(f"lse is read in the wrong order: {how}", STEPS, judge=_judge(change, "l")))
 for text, number in {
     "are not put in order": 1,
     "are put in order by the inverse of the permutation that does": 2,

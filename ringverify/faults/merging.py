@@ -242,6 +242,7 @@ def online(
     kept: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     weights: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     way: Callable[[Tensor], Tensor] = lambda x: x,
+    factor: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     of_first: bool = False,
 ) -> Steps:
     """Merge sums that are not normalised, kept with the running maximum; normalise after the last hop.
@@ -252,6 +253,7 @@ def online(
         kept: what is kept of Σ w v after every hop.
         weights: what w is taken for where it is multiplied with v.
         way: changes the difference of maxima from which the factor is computed.
+        factor: what the factor is taken for.
         of_first: whether the maximum remains that of the first block.
     """
 
@@ -273,12 +275,12 @@ def online(
             return (kept(here, new[0]), *new[1:])
         top = torch.maximum(running[2], new[2])
         shift = torch.where(top == -math.inf, 0.0, top)
-        before, factor = torch.exp(way(running[2] - shift)), torch.exp(new[2] - shift)
+        before, of_new = factor(here, torch.exp(way(running[2] - shift))), torch.exp(new[2] - shift)
         # What no key has been added to is 0, rescaled or not.
         of_sums, of_totals = (before if scaled else torch.ones_like(before) for scaled in (sums, totals))
         return (
-            kept(here, of_sums[..., None] * running[0] + factor[..., None] * new[0]),
-            of_totals * running[1] + factor * new[1],
+            kept(here, of_sums[..., None] * running[0] + of_new[..., None] * new[0]),
+            of_totals * running[1] + of_new * new[1],
             top,
         )
 

@@ -339,6 +339,18 @@ FAULTS.add(
     "scores are stabilised by the largest q·k, which is the smallest score where scale is negative",
     replace(STEPS, attend=_attend_by_products),
 )
+
+
+def _largest_of(dims: tuple[int, ...]) -> Shift:
+    return lambda s, attended: highest(s, attended).amax(dim=dims, keepdim=True).expand(*s.shape[:-1], 1)
+
+
+for whole, dims in {"a head": (2,), "a batch entry": (1, 2), "all rows, heads and batch entries": (0, 1, 2)}.items():
+    FAULTS.cause(
+        f"one maximum is taken for {whole}: rows whose scores lie far below it are empty",
+        shifted(_largest_of(dims)),
+        overflows=True,
+    )
 FAULTS.cause(
     "scores are not stabilised: exp overflows",
     shifted(lambda s, attended: torch.zeros_like(s[..., :1])),

@@ -451,7 +451,7 @@ READ = {
         [case_of(causal=True), case_of(causal=True, size=2), case_of(causal=True, size=4, query_length=16)],
         [case_of(), case_of(causal=True, size=1)],
     ),
-    "with an odd number of heads, in the last head: keys that the mask allows are not attended": (
+    "in heads of a last key head that has no partner: keys that the mask allows are not attended": (
         replace(STEPS, pattern=lambda steps, here, hop, owner: without_the_last_head(
             multiplicity(steps, here, hop, owner), here.problem.heads)),
         [case_of(heads=3), case_of(heads=5, size=2)], [case_of(), case_of(heads=4)],
