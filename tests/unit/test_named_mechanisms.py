@@ -12,7 +12,7 @@ from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Runner
-from ringverify.diagnosis import adding, reading, undefined
+from ringverify.diagnosis import adding, carrying, crossing, reading, undefined
 from ringverify.diagnosis.diagnose import _in_shape, diagnose
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.hypothesis import Hypothesis
@@ -339,6 +339,85 @@ def test_what_is_added_otherwise_is_told(words):
     assert found[0].sentence() == words
 
 
+# -- what belongs to other rows, ranks and heads -----------------------------------------------------------------------
+
+
+def test_what_the_backward_takes_of_other_rows_is_told():
+    """The delta of a shard in reverse, on some blocks only."""
+
+    def gradients(steps, here, hop, owner, rows, block):
+        q, dout, delta, lse = rows
+        return STEPS.gradients(
+            steps, here, hop, owner, (q, dout, delta.flip(-1) if owner > here.rank else delta, lse), block
+        )
+
+    scenes, _ = seen(
+        Implementation(ring_of(replace(STEPS, gradients=gradients)), "crossed", EVERYTHING),
+        [case_of(cotangent="both"), case_of(cotangent="both", size=2, query_length=10)],
+        gradients=True,
+    )
+    assert explaining(crossing.hypotheses(scenes), scenes) == [
+        "on blocks of later ranks: the backward takes delta less the cotangent of lse of the rows in reverse"
+    ]
+
+
+class Everyone(torch.autograd.Function):
+    """Keys or values of all ranks, whose gradients stay where they are computed."""
+
+    @staticmethod
+    def forward(ctx, x, call):
+        """Shards of one length."""
+        ctx.size = call.world_size
+        found = [torch.empty_like(x) for _ in range(call.world_size)]
+        dist.all_gather(found, x.contiguous(), group=call.group)
+        return torch.cat(found, dim=1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Row by row."""
+        return sum(gradient.chunk(ctx.size, dim=1)), None
+
+
+class ByTurns(torch.autograd.Function):
+    """Heads repeated for groups, whose gradients are summed as if they were dealt out by turns."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        """As it should be."""
+        ctx.group = group
+        return x.repeat_interleave(group, dim=2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Head h goes to h mod key heads."""
+        return gradient.unflatten(2, (ctx.group, -1)).sum(dim=2), None
+
+
+@pytest.mark.parametrize(
+    ("take", "says"),
+    [
+        (lambda x, call: Everyone.apply(x, call), "gradients of v stay on the rank that computes them"),
+        (
+            lambda x, call: ByTurns.apply(gathered(x, call), call.problem.group_size),
+            "gradients of v of query head h are added to key head h mod key heads",
+        ),
+    ],
+)
+def test_gradients_that_arrive_elsewhere_are_told(take, says):
+    """On another rank, or in another head."""
+
+    def attend(q, k, v, call):
+        v = take(v, call)
+        k, v = (x.repeat_interleave(call.problem.heads // x.size(2), dim=2) for x in (gathered(k, call), v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+    only_out = Capabilities(causal="never", gqa=True, scale=True)
+    cases = case_of(heads=6, key_heads=2), case_of(heads=4, key_heads=2, size=2)
+    scenes, _ = seen(Implementation(attend, "elsewhere", only_out), cases, gradients=True)
+    assert explaining(carrying.hypotheses(scenes), scenes)[0] == says
+
+
 # -- who attends whom --------------------------------------------------------------------------------------------------
 
 
@@ -362,6 +441,31 @@ def clamped(steps, here, hop, owner):
         return (j < torch.tensor(problem.key_lengths)[:, None, None, None]) | (j == here.shards[owner][:1])
 
     return multiplicity(replace(steps, key_lengths=key_lengths), here, hop, owner)
+
+
+def counting(times):
+    """Blocks that count so often."""
+    return replace(
+        STEPS,
+        pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner) * int(times(here, hop, owner)),
+    )
+
+
+def in_rows(steps, here, hop, owner):
+    """A window in rows of striped shards."""
+
+    def window(problem, i, j):
+        left, right = (side // here.size for side in problem.window)
+        back = i // here.size - j // here.size
+        return (back <= left) & (-back <= right)
+
+    return multiplicity(replace(steps, window=window), here, hop, owner)
+
+
+def for_all_entries(steps, here, hop, owner):
+    """No block of which a batch entry attends nothing."""
+    found = multiplicity(steps, here, hop, owner)
+    return found * bool((found > 0).flatten(1).any(dim=1).all())
 
 
 def neighbours(steps, here, hop, owner):
@@ -455,6 +559,44 @@ READ = {
         replace(STEPS, pattern=lambda steps, here, hop, owner: without_the_last_head(
             multiplicity(steps, here, hop, owner), here.problem.heads)),
         [case_of(heads=3), case_of(heads=5, size=2)], [case_of(), case_of(heads=4)],
+    ),
+    "partial results are merged two by two, by rank, and an odd one that is left over is dropped": (
+        counting(lambda here, hop, owner: owner < (2 if here.size < 4 else 4)),
+        [case_of(), case_of(size=5, query_length=10)], [case_of(size=2), case_of(size=4)],
+    ),
+    "partial results are exchanged in rounds, with rank XOR 1, 2, 4, …: right only for 2, 4, 8, … ranks": (
+        counting(lambda here, hop, owner: here.size != 3 or here.rank != 1 or owner < 2),
+        [case_of(), case_of(seed=2, query_length=14)], [case_of(size=2), case_of(size=4)],
+    ),
+    "each batch entry is masked by the largest of all key lengths": (
+        replace(STEPS, key_lengths=lambda problem, j: (j < max(problem.key_lengths)).expand(problem.batch, 1, 1, -1)),
+        [case_of(batch=2, key_lengths=(3, 9)), case_of(batch=3, key_lengths=(7, 12, 5), size=2)], [case_of(batch=2)],
+    ),
+    "the causal mask is made with cross lengths aligned by the numbers of queries and keys of a rank and of the block "
+    "instead of all": (
+        replace(STEPS, queries=lambda here: here.call.positions - here.problem.diagonal
+                + len(here.shards[here.rank]) - len(here.call.positions)),
+        [case_of(causal=True, key_length=18), case_of(causal=True, key_length=20, size=2)], [case_of(causal=True)],
+    ),
+    "both ends of the window are laid in rows of a striped shard, at the distance divided by the number of ranks "
+    "and rounded down": (
+        replace(STEPS, pattern=in_rows),
+        [case_of(window=(3, 1), sharding="striped"), case_of(window=(4, 5), sharding="striped", size=4)],
+        [case_of(window=(3, 1), size=1)],
+    ),
+    "a block is skipped in all if it holds no key to attend in one batch entry": (
+        replace(STEPS, pattern=for_all_entries),
+        [case_of(batch=2, key_lengths=(4, 12)), case_of(batch=2, key_lengths=(12, 5), size=2)], [case_of(batch=2)],
+    ),
+    "a block is skipped under a causal mask as if the first query and the first key were level": (
+        counting(lambda here, hop, owner: here.shards[owner][0] <= here.call.positions[-1]),
+        [case_of(causal=True, key_length=20), case_of(causal=True, key_length=16, size=2)], [case_of(causal=True)],
+    ),
+    "on blocks of later ranks that are more than left // shard, rounded up, away: keys that the mask allows are not "
+    "attended": (
+        counting(lambda here, hop, owner: owner - here.rank <= -(-here.problem.window[0] // 4)),
+        [case_of(window=(1, 12), size=4, query_length=16), case_of(window=(0, 6))],
+        [case_of(window=(8, 8))],
     ),
     "on the block of rank 0 on other ranks: the causal mask is made as if the block were that of a later rank": (
         taken_for(lambda rank, owner: owner == 0 < rank, lambda i, j, half: i + 0 * j >= half),
@@ -686,3 +828,29 @@ def test_rows_that_are_not_computed_are_told_from_rows_that_attend_nothing():
 
     found = diagnose(run, [case_of(causal=True), case_of(size=2, causal=True)], declared, probe=run)
     assert found.text.startswith("on the last rank: nothing is computed: results are 0, lse too")
+
+
+def test_a_softcap_on_sinks_is_told():
+    """Beside scores that are capped rightly."""
+
+    def attend(q, k, v, call):
+        cap = call.softcap
+        return ring_of(STEPS)(q, k, v, replace(call, sinks=cap * torch.tanh(call.sinks / cap)))
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    cases = [case_of(sinks=True, softcap=1.0), case_of(sinks=True, softcap=2.0, size=2)]
+    scenes, _ = seen(Implementation(attend, "capped", declared), cases, gradients=False)
+    assert explaining(SUBSTITUTED, scenes) == ["the softcap is applied to the sinks as well"]
+
+
+def test_an_order_of_heads_that_only_lse_has_is_told():
+    """Though out has the right one."""
+
+    def attend(q, k, v, call):
+        out, lse = PLAIN.function(q, k, v, call)[:2]
+        return out, lse[:, torch.arange(call.problem.heads).reshape(call.world_size, -1).T.ravel()]
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    cases = [case_of(heads=6), case_of(heads=6, size=2)]
+    scenes, _ = seen(Implementation(attend, "lse", declared), cases, gradients=False)
+    assert explaining(REARRANGED, scenes)[0] == "lse is read in the wrong order: heads (rank, head) as (head, rank)"
