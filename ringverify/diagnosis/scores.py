@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -61,10 +62,16 @@ def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
     yield Condition(text, frozenset({"values", "length", "ranks"}), 1.45, ("rising",), lambda one: bool(one["rising"]))
     cases, about = list(seen), frozenset({"values"})
     for lowest in {float(one["lowest"]) for one in cases if float(one.get("lowest", 0)) <= -FAR}:
-        text = "a query whose scores are all far below 0"
+        text = f"a query whose scores are all below −{_about(-lowest)}"
         cost = 1.1 - lowest * 1e-9
         yield Condition(text, about, cost, ("lowest",), lambda one, n=lowest: float(one.get("lowest", 0)) <= n)  # type: ignore[misc]
     for highest in {float(one["highest"]) for one in cases if float(one.get("highest", 0)) >= FAR}:
-        text = "a score far above 0"
+        text = f"a score above {_about(highest)}"
         cost = 1.15 + highest * 1e-9
         yield Condition(text, about, cost, ("highest",), lambda one, n=highest: float(one.get("highest", 0)) >= n)  # type: ignore[misc]
+
+
+def _about(size: float) -> str:
+    """Return a size of at least 10, rounded down to two digits."""
+    unit = 10 ** (math.floor(math.log10(size)) - 1)
+    return str(math.floor(size / unit) * unit)
