@@ -288,6 +288,10 @@ HELD: dict[str, Callable[[Pairs], Ints]] = {
 """How many keys decide how cross lengths are aligned, beside the queries of the rank."""
 
 
+def _by_own_length(pairs: Pairs) -> Ints:
+    return pairs.owner * HELD["of a rank"](pairs) + pairs.keys.place
+
+
 def _aligned(held: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
     return pairs.queries.p - pairs.problem.diagonal + held(pairs) - pairs.queries.count
 
@@ -588,6 +592,8 @@ def _made() -> Iterator[Otherwise]:
                 for end in ("left", "right"):
                     says = f"the {end} end of the window is laid with queries at positions {text}"
                     yield Otherwise(says, functools.partial(_one_end, end, at), cost)
+        says = f"{what} with keys at positions counted from the owner times the number of keys of the rank in hand"
+        yield Otherwise(says, functools.partial(_in_a_ring, _at(None, _by_own_length, scope)), cost)
         for text, held in HELD.items():
             says = f"{what} with cross lengths aligned by the numbers of queries and keys {text} instead of all"
             yield Otherwise(says, _at(functools.partial(_aligned, held), None, scope), cost)
@@ -925,6 +931,10 @@ def _beyond(which: str, end: str, up: bool, pairs: Pairs) -> Mask:
     return found
 
 
+def _beyond_either(up: bool, pairs: Pairs) -> Mask:
+    return _beyond("later", "right", up, pairs) | _beyond("earlier", "left", up, pairs)
+
+
 def _shard(pairs: Pairs) -> int:
     return max(1, *(len(held) for held in pairs.keys.shards))
 
@@ -988,6 +998,12 @@ def _parts() -> Iterator[PartOfPairs]:
         )
         for which in ("later", "earlier")
         for side in SIDES
+        for up in (False, True)
+    }
+    blocks |= {
+        f"on blocks that are further away than the window reaches in whole shards{', rounded up' if up else ''}": (
+            functools.partial(_beyond_either, up)
+        )
         for up in (False, True)
     }
     for text, holds in blocks.items():

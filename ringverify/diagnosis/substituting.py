@@ -18,7 +18,7 @@ from ringverify.faults.ring import STEPS
 
 SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
     "of the head with its number on its rank, where heads are dealt out to the ranks": lambda heads, group, ranks: (
-        np.arange(heads) % (heads // ranks if heads % ranks == 0 else heads)
+        np.arange(heads) % -(-heads // ranks)
     ),
     "of the next head": lambda heads, group, ranks: np.roll(np.arange(heads), -1),
     "in the order (head of the group, key head)": lambda heads, group, ranks: (

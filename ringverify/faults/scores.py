@@ -131,6 +131,10 @@ FAULTS.add(
     "derivative of the softcap is 1 + tanh² instead of 1 - tanh²",
     replace(STEPS, cap_slope=lambda s, softcap: 1 + (s / softcap) ** 2),
 )
+FAULTS.cause(
+    "derivative of the softcap is 1 - (s / c)², of the score before the softcap",
+    replace(STEPS, cap_slope=lambda s, softcap: 1 - torch.atanh((s / softcap).clamp(-1 + 1e-15, 1 - 1e-15)) ** 2),
+)
 FAULTS.add(
     "O103",
     "derivative of the softcap is taken of the capped score",

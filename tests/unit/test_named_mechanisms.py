@@ -598,6 +598,18 @@ READ = {
         [case_of(window=(1, 12), size=4, query_length=16), case_of(window=(0, 6))],
         [case_of(window=(8, 8))],
     ),
+    "on blocks that are further away than the window reaches in whole shards: keys that the mask allows are not "
+    "attended": (
+        counting(lambda here, hop, owner: -(here.problem.window[0] // 4) <= owner - here.rank
+                 <= here.problem.window[1] // 4),
+        [case_of(window=(1, 1)), case_of(window=(2, 5), size=4, query_length=16)], [case_of(window=(4, 4))],
+    ),
+    "the causal mask is made with keys at positions counted from the owner times the number of keys of the rank in "
+    "hand": (
+        replace(STEPS, keys=lambda here, hop, owner: (
+            owner * len(here.shards[here.rank]) + torch.arange(len(here.shards[owner])))),
+        [case_of(causal=True, query_length=11), case_of(causal=True, query_length=13)], [case_of(causal=True)],
+    ),
     "on the block of rank 0 on other ranks: the causal mask is made as if the block were that of a later rank": (
         taken_for(lambda rank, owner: owner == 0 < rank, lambda i, j, half: i + 0 * j >= half),
         [case_of(causal=True, sharding="zigzag"), case_of(causal=True, sharding="zigzag", size=4, query_length=16)],
@@ -801,10 +813,10 @@ def test_sinks_of_a_ranks_own_heads_are_told():
 
     def first_sinks(q, k, v, call):
         p = call.problem
-        x = call.sinks[torch.arange(p.heads) % (p.heads // call.world_size)]
+        x = call.sinks[torch.arange(p.heads) % -(-p.heads // call.world_size)]
         return ring_of(STEPS)(q, k, v, replace(call, sinks=x))
 
-    cases = [case_of(sinks=True, heads=4, size=2), case_of(sinks=True, heads=6, size=3)]
+    cases = [case_of(sinks=True, heads=4, size=2), case_of(sinks=True, heads=5, size=3)]
     declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
     scenes, _ = seen(Implementation(first_sinks, "sinks", declared), cases, gradients=False)
     assert explaining(SUBSTITUTED, scenes) == [
