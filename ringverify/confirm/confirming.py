@@ -205,8 +205,8 @@ class Scripts:
         if recorded is None or event.file is None:
             again = replay_of(event)
             told = "this violation has no case file, so no script can be made"
-            told += f": {event.note}" if event.note else ""
-            return _not_shown(event, told + (again and f"; to see it again: {again}"))
+            beside = f". {event.note}" if event.note else ""
+            return _not_shown(event, told + (again and f"; to see it again: {again}") + beside)
         if is_program(recorded.target):
             again = replay_of(event)
             told = "a script can only call a function, and this is a program"
