@@ -495,7 +495,8 @@ def _left_over(order: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
     return np.where(np.isin(order(pairs), list(_by_twos(pairs.size)[0])), pairs.true, 0)
 
 
-Partner = Callable[[int, int], int]
+Partner = Callable[[int, int, int], int]
+"""The rank from which a rank takes partial results, by rank, how far away that is, and ranks; outside of all, none."""
 
 
 def _exchanged(partner: Partner, rounded_down: bool, pairs: Pairs) -> Counts:
@@ -503,18 +504,18 @@ def _exchanged(partner: Partner, rounded_down: bool, pairs: Pairs) -> Counts:
     size, step = pairs.size, 1
     have = np.eye(size, dtype=np.int64)
     while step < size and (not rounded_down or 2 * step <= size):
-        other = np.array([partner(rank, step) for rank in range(size)])
+        other = np.array([partner(rank, step, size) for rank in range(size)])
         inside = (other >= 0) & (other < size)
         have, step = have + np.where(inside[:, None], have[other % size], 0), 2 * step
     return pairs.true * have[pairs.rank, pairs.owner]
 
 
-PARTNERS: dict[str, Callable[[int], Partner]] = {
-    "rank XOR 1, 2, 4, …": lambda size: lambda rank, step: rank ^ step,
-    "the ranks 1, 2, 4, … before": lambda size: lambda rank, step: (rank - step) % size,
-    "the ranks 1, 2, 4, … after": lambda size: lambda rank, step: (rank + step) % size,
+PARTNERS: dict[str, Partner] = {
+    "rank XOR 1, 2, 4, …": lambda rank, step, size: rank ^ step,
+    "the ranks 1, 2, 4, … before": lambda rank, step, size: (rank - step) % size,
+    "the ranks 1, 2, 4, … after": lambda rank, step, size: (rank + step) % size,
 }
-"""From whom a rank takes partial results in rounds, which is right of a number of ranks that is a power of 2."""
+"""With whom a rank may exchange in rounds, which is right of a number of ranks that is a power of 2."""
 
 
 def _merged() -> Iterator[Otherwise]:
@@ -530,13 +531,9 @@ def _merged() -> Iterator[Otherwise]:
             which = "log2(ranks) rounds, rounded down" if rounded_down else "rounds"
             yield Otherwise(
                 f"partial results are exchanged in {which}, with {whom}: right only for 2, 4, 8, … ranks",
-                functools.partial(_in_rounds, partner, rounded_down),
+                functools.partial(_exchanged, partner, rounded_down),
                 0.75,
             )
-
-
-def _in_rounds(partner: Callable[[int], Partner], rounded_down: bool, pairs: Pairs) -> Counts:
-    return _exchanged(partner(pairs.size), rounded_down, pairs)
 
 
 def _without(only: str | None) -> Callable[[Pairs], Counts | None]:

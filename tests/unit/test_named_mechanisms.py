@@ -780,6 +780,21 @@ def test_padding_that_counts_as_zeros_is_read_of_the_log_sum_exp():
     )
 
 
+def test_padding_of_tiles_is_read_of_the_log_sum_exp():
+    """Keys and values of 0 behind a shard, up to a multiple of 4."""
+
+    def attend(q, k, v, call):
+        k, v = (torch.cat([x, x.new_zeros(x.size(0), -x.size(1) % 4, *x.shape[2:])], dim=1) for x in (k, v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v), s.logsumexp(-1)
+
+    declared = replace(LOCAL, causal="never", lse=True, gradients=False)
+    cases = [case_of(size=1, query_length=n) for n in (5, 7)]
+    scenes, probe = seen(Implementation(attend, "padded", declared), cases, gradients=False)
+    found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
+    assert found[0] == "blocks are padded to whole tiles of 4 keys, and the padding counts as keys of 0"
+
+
 def test_rows_that_are_nan_are_told_where_every_rank_has_all_queries():
     """Of blocks that hold keys, whichever rank they are on."""
 
