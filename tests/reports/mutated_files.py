@@ -54,6 +54,11 @@ KEPT = Path(".ringverify/mutated")
 SECONDS, MEGABYTES = 1.0, 200
 """What reading a file, and showing what it says, may take of a processor's time and of memory."""
 
+AGAIN = 2
+"""How often a file that took more is read again: the least counts."""
+
+REFUSED = "refused"
+
 LARGEST = 200_000
 """Bytes, about, of what is repeated."""
 
@@ -339,16 +344,13 @@ def tried(name: str, kind: Kind, folder: Path, *, seed: str, first: int, count: 
     for number in range(first, first + count):
         data = mutated(kind, random.Random(f"{seed} {name} {number}"))
         path.write_bytes(data)
-        before = _memory(reset=True)
-        began = time.process_time()
-        wrong = None
-        try:
-            kind.attempt(path)
-        except (UsageError, ReportError):
-            tally.refused += 1
-        except BaseException as error:
-            wrong = f"{type(error).__name__}: {error}"[:300]
-        seconds, megabytes = time.process_time() - began, _memory() - before
+        outcome, seconds, megabytes = _attempted(kind, path)
+        for _ in range(AGAIN):  # what a whole process happens to do meanwhile is no work of the reader's
+            if seconds > SECONDS or megabytes > MEGABYTES:
+                outcome, *took = _attempted(kind, path)
+                seconds, megabytes = min(seconds, took[0]), min(megabytes, took[1])
+        tally.refused += outcome is REFUSED
+        wrong = None if outcome is REFUSED else outcome
         if seconds > SECONDS or megabytes > MEGABYTES:
             wrong = wrong or f"took {seconds:.1f} s and {megabytes:.0f} MB"
         if wrong is not None:
@@ -358,6 +360,20 @@ def tried(name: str, kind: Kind, folder: Path, *, seed: str, first: int, count: 
         tally.files += 1
         tally.seconds, tally.megabytes = max(tally.seconds, seconds), max(tally.megabytes, megabytes)
     return tally
+
+
+def _attempted(kind: Kind, path: Path) -> tuple[str | None, float, float]:
+    """None for a file that was read, REFUSED, or what was raised instead; seconds of a processor; megabytes."""
+    before = _memory(reset=True)
+    began = time.process_time()
+    outcome = None
+    try:
+        kind.attempt(path)
+    except (UsageError, ReportError):
+        outcome = REFUSED
+    except BaseException as error:
+        outcome = f"{type(error).__name__}: {error}"[:300]
+    return outcome, time.process_time() - began, _memory() - before
 
 
 def _memory(*, reset: bool = False) -> float:

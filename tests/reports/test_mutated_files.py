@@ -58,3 +58,12 @@ def test_a_reader_that_trusts_a_file_is_found(folder, monkeypatch):
     tally = mutated_files.tried("confirmations", kind, folder, seed="0", first=0, count=20)
     assert len(tally.wrong) > 5
     assert len(list((folder / "kept").iterdir())) == len(tally.wrong)
+
+
+def test_a_reader_that_takes_long_each_time_is_found_and_once_is_forgiven(folder, monkeypatch):
+    """What else the process did meanwhile is not the reader's."""
+    monkeypatch.setattr(mutated_files, "KEPT", folder / "kept")
+    taken = iter([(None, 2.0, 0.0)] * 3 + [(None, 2.0, 0.0), (None, 0.1, 900.0), (None, 0.2, 0.0)])
+    monkeypatch.setattr(mutated_files, "_attempted", lambda kind, path: next(taken))
+    tally = mutated_files.tried("confirmations", KINDS["confirmations"], folder, seed="0", first=0, count=2)
+    assert tally.wrong == {0: "took 2.0 s and 0 MB"}

@@ -276,7 +276,7 @@ def test_a_loop_without_end_is_ended_at_the_deadline():
 
     started = time.perf_counter()
     found = failure(program, 3, deadline=0.3)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 15
     assert (found.kind, found.rank) == ("deadline", 1)
     assert found.message.startswith(f"after 0.3 s rank 1 had not returned: it was at {__file__}:")
     assert found.message.endswith(" in program")
@@ -329,7 +329,7 @@ def test_a_rank_that_sleeps_is_left_behind_and_later_runs_do_not_meet_it():
 
     started = time.perf_counter()
     found = failure(program, 2, deadline=0.2)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 15
     assert (found.kind, found.rank) == ("deadline", 0)
     left = [thread for thread in threading.enumerate() if thread.name == "rank 0"]
     assert len(left) == 1
@@ -383,7 +383,7 @@ def test_an_interrupt_in_the_main_thread_goes_through_and_unwinds_the_ranks(wait
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         WORLD.run(program, None, world_size=2, seed=0, deadline=20)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 15
     assert unwound
 
 
