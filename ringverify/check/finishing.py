@@ -106,7 +106,7 @@ def finished(
         hypotheses = [*known, *earlier]
         shown, unfinished = _smallest(property, runner, one, refused, share, watched, hypotheses, mishaps, own=own)
         story = next((of_stories[id(cause)] for cause in shown.diagnosis.causes if id(cause) in of_stories), None)
-        same = None if story is None else story.property
+        same = None if story is None else story.story()
         return dataclasses.replace(shown, refused=other_refused(one.judgement, refused), same_as=same), unfinished
 
     runner.log.notes += [note for note in found.notes if note not in runner.log.notes]

@@ -51,7 +51,7 @@ def hunt(
         first: counterexamples of earlier runs, tried before drawn cases.
         watched: returns a runner in a simulated world, if `runner` is in another one, or `None`.
         known: the faults that may be named as causes.
-        stories: failures of the same implementation that are reported in full; one of them once more is not explained.
+        stories: failures of the same implementation that were reported; one of them once more is not explained.
 
     Raises:
         WorldUnavailable: the world could not be set up, or a limit of the machine was reached, before a violation.

@@ -568,8 +568,8 @@ class ImplementationRun:
         repeated = shown.same_as or attempt(
             mishaps, "comparing it with others", lambda: same_as(self._stories, story, self._runner_for), None
         )
-        if repeated is None:
-            self._stories.append(story)
+        if repeated is None or shown.violation.reason not in [one.shown.violation.reason for one in self._stories]:
+            self._stories.append(ToldFailure(property, dataclasses.replace(shown, same_as=repeated)))
         # After a run without results, the map still shows which rank holds which positions.
         region = attempt(
             mishaps, "drawing where", lambda: shown.diagnosis.region or outline(shown.case, runner.capabilities), None

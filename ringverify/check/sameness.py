@@ -5,23 +5,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
 from ringverify.check.explaining import judged_if_possible
 from ringverify.check.searching import Counterexample, Found
+from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.where import wrong_tensors
 from ringverify.properties.property import Judgement, Property, Reason, Violation
 
 SPECIAL = ("dtype", "values", "memory", "cotangent")
 """Fields of a case in which a property may be special: others have ordinary ones there."""
 
+STRUCTURES = (
+    ("group",),
+    ("chunks", "page_table", "sharding", "causal"),
+    ("query_length", "key_length", "documents", "key_lengths", "causal", "window"),
+    ("world_size",),
+)
+"""Fields of a case without which there may be nothing that a property could test."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ToldFailure:
-    """A failure that is reported in full.
+    """A failure that was reported: in full, or as the same as another, to which it adds a reason.
 
     Attributes:
         property: the violated property.
@@ -30,6 +39,10 @@ class ToldFailure:
 
     property: Property
     shown: Counterexample
+
+    def story(self) -> Property:
+        """Return the property whose failure is reported in full."""
+        return self.shown.same_as or self.property
 
 
 def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runner: Runner) -> Counterexample | None:
@@ -40,7 +53,7 @@ def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runn
     the cause that was named, if any, accounts for all that is wrong. That case is the counterexample: it was shrunk.
 
     Args:
-        told: failures of the same implementation that are reported in full.
+        told: failures of the same implementation that were reported.
         property: the violated property.
         found: how it was violated.
         runner: runs cases of both.
@@ -52,16 +65,14 @@ def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runn
         shown = earlier.shown
         if not _steady(shown) or shown.violation.kind == "deadline":
             continue
-        ordinary = [_likened(case, shown.case, SPECIAL, runner) for case in _compared(property, found.case, runner)]
-        alike = (case for case in chain(*ordinary) if _seen(earlier.property, case, shown.violation.reason, runner))
-        if (plain := next(alike, None)) is None or not _accounts_for(shown, violation, plain, runner):
+        plain = _plain(earlier, property, found.case, runner, runner)
+        if plain is None or not _accounts_for(shown, violation, plain, runner):
             continue
         if violation.kind == "precision":  # a mean, which cases of others have too few elements for
             return _again(earlier, found.case, found.judgement, found, tried=0, smallest=False)
-        for tried, case in enumerate(_special((shown.case, shown.first), found.case, runner), 1):
-            if (seen := _seen(property, case, violation.reason, runner)) is not None:
-                smallest = case == shown.case and shown.smallest
-                return _again(earlier, case, seen, found, tried=tried, smallest=smallest)
+        for tried, case, seen in _broken(property, shown, found.case, violation.reason, runner):
+            smallest = case == shown.case and shown.smallest
+            return _again(earlier, case, seen, found, tried=tried, smallest=smallest)
     return None
 
 
@@ -80,7 +91,7 @@ def _again(
         repeats=True,
         diagnosis=dataclasses.replace(earlier.shown.diagnosis, where=None, region=None),
         needs=earlier.shown.needs,
-        same_as=earlier.property,
+        same_as=earlier.story(),
     )
 
 
@@ -93,6 +104,37 @@ def _accounts_for(shown: Counterexample, violation: Violation, case: Case, runne
     seen = runner.run(case, gradients=runner.capabilities.gradients)
     scene = Scene(case, runner.capabilities, seen)
     return seen.failure is None and any(cause.explains(scene) is not None for cause in causes)
+
+
+def _plain(earlier: ToldFailure, property: Property, case: Case, runner: Runner, other: Runner) -> Case | None:
+    """Return a case of a property, without what is special, that `other` shows to break an earlier one for its reason.
+
+    Args:
+        earlier: the earlier failure.
+        property: the property that the case violates.
+        case: a case of the property; those that it is compared with are tried too.
+        runner: runs cases of the property.
+        other: runs cases of the earlier one's.
+    """
+    reason = earlier.shown.violation.reason
+    for one in _compared(property, case, runner):
+        for plain in _likened(one, earlier.shown.case, SPECIAL, other):
+            if _seen(earlier.property, plain, reason, other) is not None:
+                return plain
+    return None
+
+
+def _broken(
+    property: Property, earlier: Counterexample, special: Case, reason: Reason, runner: Runner
+) -> Iterator[tuple[int, Case, Judgement]]:
+    """Yield cases of an earlier failure, with what is special about another, that violate a property for a reason.
+
+    Yields:
+        the number of cases tried until then; the case; its judgement.
+    """
+    for tried, case in enumerate(_special(property, (earlier.case, earlier.first), special, runner), 1):
+        if (seen := _seen(property, case, reason, runner)) is not None:
+            yield tried, case, seen
 
 
 def _compared(property: Property, case: Case, runner: Runner) -> list[Case]:
@@ -109,50 +151,68 @@ def _likened(case: Case, other: Case, fields: Sequence[str], runner: Runner) -> 
             yield found
 
 
-def _special(cases: Sequence[Case], other: Case, runner: Runner) -> Iterator[Case]:
-    """Yield each of some cases, then it with the `SPECIAL` fields of another, then with its dimensions too."""
+def _special(property: Property, cases: Sequence[Case], other: Case, runner: Runner) -> Iterator[Case]:
+    """Yield each of some cases, then it with the `SPECIAL` fields of another, then with its dimensions too.
+
+    Where that is nothing to the property, they have of the other what makes it so.
+    """
     for case in dict.fromkeys(cases):
         yield case
-        yield from _likened(case, other, SPECIAL, runner)
+        for one in _likened(case, other, SPECIAL, runner):
+            yield one
+            if not property.applies(one, runner.capabilities):
+                for fields in STRUCTURES:
+                    alike = _likened(case, other, (*SPECIAL, *fields), runner)
+                    yield from (found for found in alike if property.applies(found, runner.capabilities))
         yield from _likened(case, other, (*SPECIAL, "head_dim", "value_dim"), runner)
 
 
 def same_as(told: Sequence[ToldFailure], new: ToldFailure, runner_for: Callable[[Property], Runner]) -> Property | None:
     """Return the property of the earlier failure that a new one repeats; `None` if it is news.
 
-    Two failures are the same if they have a cause in common. If one of them has no known cause, they are the same if
-    the case of each violates the other's property too, for the other's reason; failures that hang or do not repeat are
-    compared by their reasons only.
+    Two failures are the same if they have a cause in common, or the earlier one's gives the wrong results of both. If
+    one of them has no known cause, they are the same too if the case of each violates the other's property, for the
+    other's reason, once what is special about a property is taken from it or given to it; failures that hang or do not
+    repeat are compared by their reasons only.
 
     Args:
-        told: failures of the same implementation that are reported in full.
+        told: failures of the same implementation that were reported.
         new: the new failure.
         runner_for: returns the runner for the cases of a property.
     """
-    return next((earlier.property for earlier in told if _same(earlier, new, runner_for)), None)
+    return next((earlier.story() for earlier in told if _same(earlier, new, runner_for)), None)
 
 
 def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property], Runner]) -> bool:
     one, other = earlier.shown, new.shown
     causes, others = one.diagnosis.causes, other.diagnosis.causes
-    if causes and others:
-        return any(cause is another for cause in causes for another in others)
+    if any(cause is another for cause in causes for another in others):
+        return True
     reasons = one.violation.reason, other.violation.reason
     if not (_steady(one) and _steady(other)) or "deadline" in (one.violation.kind, other.violation.kind):
-        return reasons[0] == reasons[1] and _steady(one) == _steady(other)
-    return _breaks(new.property, one.case, reasons[1], runner_for) and _breaks(
-        earlier.property, other.case, reasons[0], runner_for
-    )
+        return not (causes and others) and reasons[0] == reasons[1] and _steady(one) == _steady(other)
+    first, second = runner_for(earlier.property), runner_for(new.property)
+    if causes and other.violation.failure is None and _explains(causes, other.case, second):
+        return True
+    if (causes and others) or _plain(earlier, new.property, other.case, second, first) is None:
+        return False
+    return any(_broken(new.property, one, other.case, reasons[1], second))
+
+
+def _explains(causes: Sequence[Hypothesis], case: Case, runner: Runner) -> bool:
+    """Return whether one of some causes gives the results of a case, which are wrong and not all rounding."""
+    if case.chunks:
+        return False
+    seen = runner.run(case, gradients=runner.capabilities.gradients)
+    if seen.failure is not None:
+        return False
+    scene = Scene(case, runner.capabilities, seen)
+    return comparable(scene) and bool(wrong_tensors(scene)) and any(one.explains(scene) is not None for one in causes)
 
 
 def _steady(shown: Counterexample) -> bool:
     """Return whether a case fails repeatably, without earlier cases in its process."""
     return shown.repeats and not shown.after
-
-
-def _breaks(property: Property, case: Case, reason: Reason, runner_for: Callable[[Property], Runner]) -> bool:
-    """Return whether a case violates a property for this reason."""
-    return _seen(property, case, reason, runner_for(property)) is not None
 
 
 def _seen(property: Property, case: Case, reason: Reason, runner: Runner) -> Judgement | None:

@@ -71,6 +71,16 @@ def test_a_fault_of_one_gradient_is_told_once_whatever_is_special_about_a_proper
     assert outcome.out.count("        needs ") == 1
 
 
+def test_a_fault_without_a_cause_is_told_once_though_a_property_needs_what_others_lack(ringverify):
+    """Ranks that are not the first of the world, a cotangent of lse alone: earlier cases are given what it needs."""
+    properties = ("forward", "lse", "lse_gradient", "overflow", "subgroups", "strided_inputs")
+    outcome = ringverify.check(miniature("careless:every_second_key"), "--only", ",".join(properties), *FEW)
+    first, *others = outcome.told("counterexample")
+    assert first["property"] == "forward"
+    assert first["diagnosis"] is None
+    assert {event["property"]: event["same_as"] for event in others} == dict.fromkeys(properties[1:], "forward")
+
+
 def test_two_faults_are_two_stories(ringverify):
     """A wrong number of some rows, and k and v exchanged on the way back."""
     outcome = ringverify.check(miniature("careless:twice_wrong"), "--only", "forward,gradients", *FEW)

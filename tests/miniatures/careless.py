@@ -117,3 +117,12 @@ def twice_wrong(q, k, v, call: AttentionCall):
     """The output is doubled where the mask is causal; dK and dV are swapped everywhere."""
     out = attention(q, *Swapped.apply(k, v), call)
     return out * 2 if call.causal else out
+
+
+@implementation(name="every second key", lse=True, lse_gradient=True, subgroups=True)
+def every_second_key(q, k, v, call: AttentionCall):
+    """Every other key has a score that is lower by a quarter."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    found = scores(q, k, call, call.scale)
+    found = found - 0.25 * (torch.arange(k.shape[1]) % 2 == 1)
+    return torch.einsum("bhqk,bkhd->bqhd", found.softmax(-1), v), found.logsumexp(-1)
