@@ -34,7 +34,7 @@ same."""
 PROGRAM_SECONDS = 15.0
 """The same of a program, which may compile what it is asked."""
 
-DRAWN = 18
+DRAWN = 60
 """Cases of the property that are drawn for it, to be mixed with the failing one."""
 
 NEAR = 4

@@ -26,12 +26,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from ringverify.cases.case import Case, sharding_names
 from ringverify.diagnosis.conditions import HALF, MASKS, Condition, Features, conditions, features
-from ringverify.diagnosis.scores import FAR, conditions_on_scores, meets, of_scores, scored
+from ringverify.diagnosis.scores import FAR, FAR_OFF, conditions_on_scores, meets, of_scores, scored
 from ringverify.diagnosis.varying import FIELDS, Varying
 from ringverify.events import Needed
 from ringverify.implementation import Capabilities
 
-MOST_RUNS = 260
+MOST_RUNS = 300
 """Runs for one failure, at most, so that a quick machine and a slow one mostly say the same."""
 
 MOST_RANKS = 8
@@ -51,6 +51,15 @@ TOGETHER = {
 
 REFUTING = 4
 """Cases that failed which are changed in one condition alone, before this is said."""
+
+OTHERWISE = 4
+"""Drawn cases without one condition, and with all others, that are run before this is said."""
+
+ELSEWHERE = 2
+"""Further cases that failed in which a factor is varied before it is said not to matter."""
+
+CORNERS = ("ranks", "causal")
+"""Factors that are then varied in the smallest case too: another branch of the code may run there."""
 
 RARE = 1.5
 """Cost from which on a condition is rare, as "at most" is: it is said only after it was put to the test, and not where
@@ -94,6 +103,9 @@ FARTHEST = 1e4
 
 NEAR = 1.1
 """Ratio of a score that fails to one that passes at which the limit between them is known well enough."""
+
+CLOSE = 1.25
+"""Ratio of the least score that fails to the largest below it that passes up to which the limit is told as a number."""
 
 DOUBT = 3.0
 """The same while runs are still chosen: a rare condition that would explain one is tried again before it is dropped."""
@@ -191,7 +203,7 @@ def needs(
         if ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one) or scored(one))
         and (one.cost < RARE or one.factors.isdisjoint(certain))
     ]
-    requires = [Requirement(one.text, _holding(one, capabilities)) for one in tested if one.said]
+    requires = [Requirement(exploration.in_words(one), _holding(one, capabilities)) for one in tested if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
     certain |= {
         factor: None
@@ -286,6 +298,8 @@ class _Exploration:
         self._changed: set[tuple[Case, str]] = set()
         self._unchanged: set[tuple[Case, str]] = set()
         self._varied: set[tuple[Case, str]] = set()
+        self._otherwise: set[str] = set()
+        self._drawn: Sequence[Case] = ()
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
         """Return whether a case fails; one that passes unforeseen is run with another seed too: values may hide faults.
@@ -339,7 +353,11 @@ class _Exploration:
                 for other in others[:MIXED]:
                     self._foretold(generous, self.varying.mixed(generous, other, has - {"ranks", "length"}), [])
                 self._one_at_a_time(generous, some)
-                self._held_against(generous, others[MIXED:], self._pool(generous, some))
+                pool = self._pool(generous, some)
+                self._held_against(generous, others[MIXED : 2 * MIXED], pool)
+            self._drawn = drawn[4 * MIXED :]
+            self._elsewhere(generous, self._told_apart(generous, pool))
+            self._told_apart(generous, pool)
         except _Spent:
             return self._explanation(), False
         return self._explanation(), True
@@ -360,6 +378,17 @@ class _Exploration:
                 found = self._scored()
         return found
 
+    def in_words(self, condition: Condition) -> str:
+        """Return a condition in words: a limit of scores in numbers only if runs passed that came near it."""
+        if condition.about[0] not in FAR_OFF:
+            return condition.text
+        sizes: dict[bool, list[float]] = {True: [], False: []}
+        for case, failed in self.seen.items():
+            sizes[failed].append(abs(float(of_scores(case, self.varying.c).get(condition.about[0], 0))))
+        limit = min(sizes[True])
+        below = max((size for size in sizes[False] if size < limit), default=0)
+        return condition.text if below * CLOSE >= limit else FAR_OFF[condition.about[0]]
+
     def _scored(self) -> list[Condition]:
         """Return the conditions that explain the runs, each with its own values, if they may be about scores."""
         board = _Board(self.varying.c, scored=True)
@@ -369,7 +398,8 @@ class _Exploration:
     def _limit(self, name: str, sign: int) -> None:
         """Run the smallest case with a lowest, or highest, score ever nearer to where it begins to fail."""
         for seed in range(SEEDS):
-            plain = self.case.replace(seed=seed, values="normal", scale=1.0, softcap=None)
+            unit = math.copysign(1.0, self.case.problem.scale_value)
+            plain = self.case.replace(seed=seed, values="normal", scale=unit, softcap=None)
             if (one := sign * float(of_scores(plain, self.varying.c).get(name, 0))) > 0:
                 break
         else:
@@ -377,7 +407,7 @@ class _Exploration:
         passes, fails = FAR, FARTHEST
         while fails / passes > NEAR:
             middle = math.sqrt(passes * fails)
-            failed = self.failed(plain.replace(scale=middle / one), expected=False)
+            failed = self.failed(plain.replace(scale=unit * middle / one), expected=False)
             if failed is None:
                 return
             passes, fails = (passes, middle) if failed else (middle, fails)
@@ -472,7 +502,39 @@ class _Exploration:
                 # The first, the last and some between: a limit may lie anywhere.
                 if self.failed(changed[len(tried) * (len(changed) - 1) // REFUTING], expected=False):
                     return True
+        return self._fails_otherwise(generous, condition, others)
+
+    def _fails_otherwise(self, generous: Case, condition: Condition, others: Sequence[Condition]) -> bool:
+        """Return whether a drawn case that meets the other conditions fails without this one."""
+        if condition.text in self._otherwise or not self._drawn:
+            return False
+        self._otherwise.add(condition.text)
+        kept = {factor for one in others for factor in one.factors} - condition.factors
+        tried = 0
+        for other in self._drawn:
+            case = self.varying.mixed(generous, other, kept)
+            if case is None or case in self.runs or self._met(case, [condition]) or not self._met(case, others):
+                continue
+            if not self._beyond(case, condition):
+                continue
+            if self.failed(case, expected=False):
+                return True
+            tried += 1
+            if tried == OTHERWISE:
+                break
         return False
+
+    def _elsewhere(self, generous: Case, explanation: Sequence[Condition]) -> None:
+        """Vary factors that seem not to matter in other cases that failed, each in one way."""
+        about = {factor for one in explanation for factor in one.factors}
+        free = [name for name, seen in self.outcomes.items() if seen and all(seen) and name not in about]
+        bases = [(one, free) for one in itertools.islice(self._bases(generous, [self.case]), ELSEWHERE)]
+        bases.append((self.case, [name for name in free if name in CORNERS]))
+        for number, (base, factors) in enumerate(bases):
+            for factor in factors:
+                variants = [one for one in self.varying.of(base, factor) if self._met(one, explanation)]
+                if variants and (found := self.failed(variants[(number + 1) * 7 % len(variants)])) is not None:
+                    self.outcomes[factor].append(found)
 
     def _beyond(self, case: Case, condition: Condition) -> bool:
         """Return whether a case goes far beyond a limit, if the condition is one: near it, values may hide a fault."""

@@ -17,6 +17,9 @@ from ringverify.implementation import Capabilities
 SCORED = ("lowest", "highest", "rising")
 """Names of the features of scores."""
 
+FAR_OFF = {"lowest": "a query whose scores are all far below 0", "highest": "a score far above 0"}
+"""Conditions on the size of scores in words, where their limit is not known."""
+
 FAR = 10.0
 """Scores as far from 0 as this may underflow, or overflow, when they are taken to the exponential."""
 
