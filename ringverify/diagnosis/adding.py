@@ -1,6 +1,6 @@
 """Fit what is added to gradients: what some pairs add counts otherwise, its delta is another, or it goes to other rows.
 
-After a right forward, gradients are sums over pairs of a query and a key. The sum over a part of them (`masks.PARTS`)
+After a right forward, gradients are sums over pairs of a query and a key. The sum over a part of them (`parts.PARTS`)
 is computed from the right forward, and the factor that it takes to give the gradients that were seen is fitted freely.
 A factor is said only if it is that of one rule in every case: 0, the number of ranks, the scale; or one number.
 """
@@ -17,20 +17,9 @@ import numpy as np
 from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
-from ringverify.diagnosis.masks import (
-    EVERYWHERE,
-    PARTS,
-    POSITIONS,
-    At,
-    Ints,
-    Mask,
-    OneSide,
-    Pairs,
-    PartOfPairs,
-    branch,
-    late,
-    pairs_of,
-)
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, branch, pairs_of
+from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
+from ringverify.diagnosis.positions import POSITIONS, At, late
 from ringverify.diagnosis.scaling import FITTED, LEFT, named
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors

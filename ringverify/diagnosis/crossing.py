@@ -13,7 +13,8 @@ import numpy as np
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.adding import MOVED, Gradients, Moved, Terms, fits, fitted, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.masks import EVERYWHERE, PARTS, Ints, Mask, PartOfPairs
+from ringverify.diagnosis.pairs import Ints, Mask
+from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
 
 Taken = Callable[[Terms, Ints, Mask], Gradients]

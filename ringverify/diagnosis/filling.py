@@ -16,7 +16,7 @@ from ringref.rounding import allowed_error
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.adding import by_branch, terms_of
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import Mask, Otherwise, Pairs, branch, pairs_of
+from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of
 from ringverify.diagnosis.reading import Rule, finite, hypothesis_of, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors

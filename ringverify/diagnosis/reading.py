@@ -3,7 +3,7 @@
 1. With q = k = 0 all scores are equal, and with values of 1 at one key, out is how often this key counts among all that
    the query attends. Likewise dv, with a cotangent of 1 at one query, in the backward.
 2. Of what is read, every wrong count has to be that of one rule: a mask made in another way (`masks.MADE`), in the part
-   of the pairs that it concerns (`masks.PARTS`): blocks, pieces, rows. The fewest parts are taken.
+   of the pairs that it concerns (`parts.PARTS`): blocks, pieces, rows. The fewest parts are taken.
 3. A rule was made for the cases that were read. It is named only if it predicts the numbers of all others.
 """
 
@@ -22,7 +22,9 @@ from ringref.attention import Answer, Intermediates, attention, per_key_head, pe
 from ringref.rounding import LARGEST, allowed_error
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import MADE, PARTS, Otherwise, Pairs, PartOfPairs, pairs_of
+from ringverify.diagnosis.masks import MADE
+from ringverify.diagnosis.pairs import Otherwise, Pairs, pairs_of
+from ringverify.diagnosis.parts import PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.diagnosis.where import Probe, wrong_tensors
 from ringverify.events import TensorName

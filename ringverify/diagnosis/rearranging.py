@@ -16,7 +16,7 @@ import numpy as np
 
 from ringref.attention import attention
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_with
-from ringverify.diagnosis.masks import Ints
+from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS

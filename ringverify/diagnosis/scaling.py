@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
-from ringverify.diagnosis.masks import EVERYWHERE, PARTS, Mask, PartOfPairs, pairs_of
+from ringverify.diagnosis.pairs import Mask, pairs_of
+from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName

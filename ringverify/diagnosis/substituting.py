@@ -10,7 +10,7 @@ import numpy as np
 from ringref.attention import Intermediates, attention
 from ringref.problem import Problem
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
-from ringverify.diagnosis.masks import Ints
+from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.reading import finite, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Scene
 from ringverify.diagnosis.where import wrong_tensors

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.masks import Ints, Mask, Pairs, pairs_of
+from ringverify.diagnosis.pairs import Ints, Mask, Pairs, pairs_of
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS

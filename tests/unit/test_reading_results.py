@@ -14,8 +14,9 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.diagnose import diagnose
-from ringverify.diagnosis.masks import PARTS, Pairs
 from ringverify.diagnosis.needs import Needs, Requirement
+from ringverify.diagnosis.pairs import Pairs
+from ringverify.diagnosis.parts import PARTS
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.faults import arithmetic

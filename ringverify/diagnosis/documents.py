@@ -1,0 +1,75 @@
+"""Documents told apart in another way: by which number a position has that lies at, before or after an offset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ringverify.diagnosis.pairs import Ints, Pairs
+from ringverify.diagnosis.scene import Counts
+
+
+def document_before(pairs: Pairs) -> Counts | None:
+    """Return counts if a document's first position is taken for one of the document before."""
+    p = pairs.problem
+    if p.documents is None:
+        return None
+    ends = np.array(p.documents[1:])
+    of_i, of_j = (np.searchsorted(ends, x.p, side="left") for x in (pairs.queries, pairs.keys))
+    inside = (pairs.queries.p >= p.documents[0]) & (pairs.queries.p < p.documents[-1])
+    rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
+    return np.where((of_i == of_j) & inside & ~pairs.padding, rest, 0)
+
+
+Numbered = Callable[[Ints, Ints], Ints]
+"""Numbers of documents of positions, by offsets; a negative number is none, and attends nothing."""
+
+
+def bounds(offsets: Ints, at: Ints) -> Ints:
+    """Numbers as they are: a document is what lies from its offset up to the next."""
+    number = np.searchsorted(offsets, at, side="right") - 1
+    return np.where(number < len(offsets) - 1, number, -1)
+
+
+def bounds_past(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if each offset, the last one included, is taken for the document before."""
+    number = np.searchsorted(offsets, at, side="left") - 1
+    return np.where(number < len(offsets) - 1, number, -1)
+
+
+def bounds_before(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if each offset but the last is taken for the document before."""
+    return np.where(at < offsets[-1], bounds_past(offsets, at), -1)
+
+
+def together(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if all positions in no document are taken for one."""
+    number = np.searchsorted(offsets, at, side="right")
+    return np.where(number < len(offsets), number, 0)
+
+
+def behind(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if positions after the last document are taken for one."""
+    return np.searchsorted(offsets, at, side="right") - 1
+
+
+def in_front(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if positions before the first document are taken for one."""
+    number = np.searchsorted(offsets, at, side="right")
+    return np.where(number < len(offsets), number, -1)
+
+
+def apart(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if positions before the first document are taken for one, and those after the last for another."""
+    return np.searchsorted(offsets, at, side="right")
+
+
+def documents_numbered(numbered: Numbered, pairs: Pairs) -> Counts | None:
+    """Return counts if documents of positions are numbered otherwise."""
+    if pairs.problem.documents is None:
+        return None
+    offsets = np.array(pairs.problem.documents)
+    of_i, of_j = (numbered(offsets, x.p) for x in (pairs.queries, pairs.keys))
+    rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
+    return np.where((of_i == of_j) & (of_i >= 0), rest, 0)

@@ -1,0 +1,65 @@
+"""Partial results that are lost, or added twice, where they are merged two by two or exchanged in rounds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
+from ringverify.diagnosis.scene import Counts
+
+
+def _by_twos(size: int) -> list[set[int]]:
+    have = [{number} for number in range(size)]
+    while len(have) > 1:
+        have = [a | b for a, b in zip(have[::2], have[1::2], strict=False)]
+    return have
+
+
+def _left_over(order: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
+    """Return counts if partial results are merged two by two, in this order, and an odd one is dropped."""
+    return np.where(np.isin(order(pairs), list(_by_twos(pairs.size)[0])), pairs.true, 0)
+
+
+Partner = Callable[[int, int, int], int]
+"""The rank from which a rank takes partial results, by rank, how far away that is, and ranks; outside of all, none."""
+
+
+def _exchanged(partner: Partner, rounded_down: bool, pairs: Pairs) -> Counts:
+    """Return counts if every rank adds what its partners have: those 1, 2, 4 … away, where there is such a rank."""
+    size, step = pairs.size, 1
+    have = np.eye(size, dtype=np.int64)
+    while step < size and (not rounded_down or 2 * step <= size):
+        other = np.array([partner(rank, step, size) for rank in range(size)])
+        inside = (other >= 0) & (other < size)
+        have, step = have + np.where(inside[:, None], have[other % size], 0), 2 * step
+    return pairs.true * have[pairs.rank, pairs.owner]
+
+
+PARTNERS: dict[str, Partner] = {
+    "rank XOR 1, 2, 4, …": lambda rank, step, size: rank ^ step,
+    "the ranks 1, 2, 4, … before": lambda rank, step, size: (rank - step) % size,
+    "the ranks 1, 2, 4, … after": lambda rank, step, size: (rank + step) % size,
+}
+"""With whom a rank may exchange in rounds, which is right of a number of ranks that is a power of 2."""
+
+
+def ways_to_merge() -> Iterator[Otherwise]:
+    """Yield ways to lose partial results, or to add them twice, where they are merged."""
+    orders: dict[str, Callable[[Pairs], Ints]] = {
+        "by rank": lambda pairs: pairs.owner + 0 * pairs.rank,
+        "by hop": lambda pairs: pairs.hop,
+    }
+    for text, order in orders.items():
+        says = f"partial results are merged two by two, {text}, and an odd one that is left over is dropped"
+        yield Otherwise(says, functools.partial(_left_over, order), 0.5)
+    for whom, partner in PARTNERS.items():
+        for rounded_down in (False, True):
+            which = "log2(ranks) rounds, rounded down" if rounded_down else "rounds"
+            yield Otherwise(
+                f"partial results are exchanged in {which}, with {whom}: right only for 2, 4, 8, … ranks",
+                functools.partial(_exchanged, partner, rounded_down),
+                0.75,
+            )

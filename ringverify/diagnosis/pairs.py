@@ -1,0 +1,171 @@
+"""The pairs of a query and a key of a case: who holds each, where, and how often the mask lets it through.
+
+Shapes: `(Nq, 1)` of queries, `(1, Nk)` of keys, `(B, H, Nq, Nk)` of counts, and what broadcasts to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref import pattern
+from ringref.sharding import Positions
+from ringverify.diagnosis.scene import Counts, Scene
+
+Ints = NDArray[np.int64]
+
+Mask = NDArray[np.bool_]
+
+Rows = TypeVar("Rows", Ints, Mask)
+
+CONSTRAINTS = ("causal", "window", "documents", "key_lengths", "dilation")
+
+TILES = range(2, 9)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneSide:
+    """The queries or the keys of a case, each with its place.
+
+    Attributes:
+        p: positions, as a column of queries or a row of keys.
+        rank: which rank holds each.
+        place: the place of each in the shard.
+        count: how many that rank holds.
+        of: positions `(P, longest + 1)` by rank and place, continued past the end of a shard.
+        shards: positions of every rank.
+        total: number of positions.
+    """
+
+    p: Ints
+    rank: Ints
+    place: Ints
+    count: Ints
+    of: Ints
+    shards: list[Positions]
+    total: int
+
+    def at(self, rank: Ints | int, place: Ints) -> Ints:
+        """Return the positions at places of ranks, counted on past the end."""
+        rank, place = np.broadcast_arrays(np.asarray(rank) % len(self.shards), place)
+        found: Ints = self.of[rank, place]
+        return found
+
+
+def side(shards: list[Positions], total: int, *, keys: bool) -> OneSide:
+    """Return one side of a case."""
+    p = np.arange(total)
+    rank, place, count = (np.zeros(total, dtype=np.int64) for _ in range(3))
+    longest = max((len(held) for held in shards), default=0)
+    of = np.zeros((len(shards), 2 * longest + 2), dtype=np.int64)
+    for number, held in enumerate(shards):
+        rank[held], place[held], count[held] = number, np.arange(len(held)), len(held)
+        of[number, : len(held)] = held
+        last = held[-1] if len(held) else total - 1
+        of[number, len(held) :] = last + 1 + np.arange(of.shape[1] - len(held))
+    p, rank, place, count = (x[None, :] if keys else x[:, None] for x in (p, rank, place, count))
+    return OneSide(p, rank, place, count, of, shards, total)
+
+
+class Pairs:
+    """Every pair of a query and a key of a case."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.problem, self.size, self.case = scene.problem, scene.size, scene.case
+        queries, keys = scene.shards
+        self.true: Counts = scene.truth.intermediates.m
+        self.keys = side(keys, self.problem.nk, keys=True)
+        if scene.replicated:  # every rank attends its own block with all queries
+            queries = [np.arange(self.problem.nq)]
+        self.queries = side(queries, self.problem.nq, keys=False)
+        self.rank = self.keys.rank if scene.replicated else self.queries.rank
+        self.owner = self.keys.rank
+        self.hop = (self.rank - self.owner) % self.size
+        self.ring = np.array(scene.case.ring_ranks)
+
+    @functools.cached_property
+    def padding(self) -> Mask:
+        """Keys that no query may attend, `(B, 1, 1, Nk)`."""
+        p, j = self.problem, np.arange(self.problem.nk)
+        lengths = np.array(p.key_lengths or (p.nk,) * p.batch)
+        first, last = (0, p.nk) if p.documents is None else (p.documents[0], p.documents[-1])
+        found: Mask = (j < first) | (j >= last) | (j >= lengths[:, None])
+        return found[:, None, None, :]
+
+    def present(self) -> tuple[str, ...]:
+        """Return the constraints that the case has."""
+        return tuple(name for name in CONSTRAINTS if getattr(self.problem, name))
+
+    def counts(self, of: Callable[[str], tuple[Ints, Ints] | None]) -> Counts:
+        """Return counts with each constraint made at the positions that are given for it; `None` leaves it out."""
+        p = self.problem
+        m = np.ones((p.batch, p.heads, p.nq, p.nk), dtype=np.int64)
+        for name in self.present():
+            if (at := of(name)) is not None:
+                m *= _constraint(self, name, *(np.broadcast_to(x, (p.nq, p.nk)) for x in at))
+        return m
+
+
+def pairs_of(scene: Scene) -> Pairs:
+    """Return the pairs of a case, which are made once."""
+    return scene.once("pairs", lambda: Pairs(scene))
+
+
+def _constraint(pairs: Pairs, name: str, i: Ints, j: Ints) -> Counts | Mask:
+    p = pairs.problem
+    match name:
+        case "causal":
+            return pattern.causal(i, j, diagonal=p.diagonal)
+        case "window":
+            assert p.window is not None
+            return pattern.window(i, j, left=p.window[0], right=p.window[1], diagonal=p.diagonal)
+        case "documents":
+            return pattern.same_document(i, j, offsets=np.array(p.documents))
+        case "key_lengths":
+            return pattern.within_key_length(j, key_lengths=np.array(p.key_lengths)[:, None, None, None])
+        case _:
+            assert p.dilation is not None
+            return pattern.branches_through(i, j, dilation=p.dilation, heads=p.heads)
+
+
+@dataclasses.dataclass(frozen=True)
+class Otherwise:
+    """A mask made in another way.
+
+    Attributes:
+        text: how, as a clause.
+        counts: how often keys are attended then; `None` if it is the same mask in this case.
+        cost: how far-fetched it is: a rule of one part less may cost one more.
+        zeros: how often keys and values of 0 are attended, `(B, H, Nq)`.
+        lse: the lse of rows that attend nothing then.
+    """
+
+    text: str
+    counts: Callable[[Pairs], Counts | None]
+    cost: float = 0
+    zeros: Callable[[Pairs], Counts] | None = None
+    lse: float = -np.inf
+
+
+NOT_COMPUTED = "nothing is computed: results are 0, lse too"
+
+SIDES = ("left", "right")
+
+
+def branch(pairs: Pairs, number: int, i: Ints, j: Ints) -> Counts:
+    """Return whether one branch of a dilation lets pairs through, in the heads that run it."""
+    p = pairs.problem
+    assert p.dilation is not None
+    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in (i, j))
+    if p.dilation.heads == "shared":
+        one = dataclasses.replace(p.dilation, branches=(p.dilation.branches[number],))
+        return pattern.branches_through(i, j, dilation=one, heads=p.heads)
+    count = len(p.dilation.branches)
+    runs = [pattern.branch_of_head(h, heads=p.heads, branches=count) == number for h in range(p.heads)]
+    every = pattern.branches_through(i, j, dilation=p.dilation, heads=p.heads)
+    return np.where(np.array(runs)[:, None, None], every, 0)

@@ -1,0 +1,163 @@
+"""Positions that are taken instead of those of queries or keys: of another rank or place, shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
+from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs, Rows, side
+
+At = Callable[[Pairs, OneSide], Ints]
+"""Positions that are taken instead of those of a side."""
+
+
+def _halves(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions of zigzag pieces cut at half of the rows, in an order that tells empty pieces apart too."""
+    if pairs.case.sharding != "zigzag":
+        return x.p
+    half = x.count // 2
+    piece = np.where(x.place < half, x.rank, 2 * pairs.size - 1 - x.rank)
+    return piece * x.total + np.where(x.place < half, x.place, x.place - half)
+
+
+def _shifted(by: int) -> At:
+    return lambda pairs, x: x.p + by
+
+
+def _through_order(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions if rows are put in order by the permutation whose inverse does so, and back by the other."""
+    order = np.concatenate(x.shards) if len(x.shards) == pairs.size else np.arange(x.total)
+    back = np.argsort(order)
+    return back[back[x.p]]
+
+
+def _down(tile: int) -> At:
+    return lambda pairs, x: x.p // tile * tile
+
+
+def _whole_tiles(tile: int) -> At:
+    return lambda pairs, x: x.at(x.rank, x.place // tile * tile)
+
+
+def _tiled(tile: int) -> At:
+    return lambda pairs, x: x.at(x.rank, x.place % tile)
+
+
+def sharded(name: ShardingName) -> At:
+    """Return positions of shards of another name."""
+
+    def at(pairs: Pairs, x: OneSide) -> Ints:
+        if len(x.shards) != pairs.size or pairs.case.sharding == name:  # every rank may have all queries
+            return x.p
+        of = (key_positions if x is pairs.keys else query_positions)(name, x.total, pairs.size)
+        if any(len(a) != len(b) for a, b in zip(of, x.shards, strict=True)):
+            return x.p
+        return side(of, x.total, keys=x is pairs.keys).at(x.rank, x.place)
+
+    return at
+
+
+def _in_pieces(*, early: bool) -> At:
+    """Positions of zigzag pieces of length // (2 ranks) rows each; the late ones are counted from the end."""
+
+    def at(pairs: Pairs, x: OneSide) -> Ints:
+        if pairs.case.sharding != "zigzag":
+            return x.p
+        each, after = x.total // (2 * pairs.size), late(x, pairs)
+        lengths = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])
+        behind = x.total - (x.rank + 1) * each + x.place - lengths[x.rank]
+        return np.where(after, behind, x.rank * each + x.place if early else x.p)
+
+    return at
+
+
+def _whole_tiled(tile: int) -> At:
+    return lambda pairs, x: x.at(x.rank, np.where(x.place < x.count // tile * tile, x.place % tile, x.place))
+
+
+def _of_rank(change: Callable[[Pairs, Ints], Ints]) -> At:
+    return lambda pairs, x: x.at(change(pairs, x.rank), x.place)
+
+
+def of_world(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions as if the rank in the world were the rank in the ring."""
+    g: Ints = pairs.ring[x.rank]
+    found = {"striped": x.place * pairs.size + g, "contiguous": g * x.count + x.place}
+    return x.p if pairs.case.group == "world" else found.get(pairs.case.sharding, x.at(g, x.place))
+
+
+POSITIONS: dict[str, At] = {
+    "of the rank in the world instead of the rank in the group": of_world,
+    **{f"{abs(by)} too {'large' if by > 0 else 'small'}": _shifted(by) for by in (-1, 1, -2, 2)},
+    "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
+    "counted from the beginning of the shard": lambda pairs, x: x.place,
+    "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
+    "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
+    "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
+    **{f"of {name} shards": sharded(name) for name in SHARDINGS if name != "replicated_query"},
+    "that come of the inverse of the permutation that puts rows in order": _through_order,
+    "of zigzag pieces that are cut at half of the rows": _halves,
+    "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
+    "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),
+    "of the next rank": _of_rank(lambda pairs, rank: rank + 1),
+    "of the rank before": _of_rank(lambda pairs, rank: rank - 1),
+    "of the ranks in reverse": _of_rank(lambda pairs, rank: -1 - rank),
+    "of rank 0": _of_rank(lambda pairs, rank: 0 * rank),
+    "of the last rank": _of_rank(lambda pairs, rank: 0 * rank - 1),
+    "of the shard's first row": lambda pairs, x: x.at(x.rank, 0 * x.place),
+    "of the shard's last row": lambda pairs, x: x.at(x.rank, x.count - 1),
+    "of the shard's rows in reverse": lambda pairs, x: x.at(x.rank, x.count - 1 - x.place),
+    **{f"rounded down to multiples of {tile}": _down(tile) for tile in TILES},
+    **{f"rounded down to whole tiles of {tile}": _whole_tiles(tile) for tile in TILES},
+    **{f"of the first {tile} rows of a shard in every tile of {tile}": _tiled(tile) for tile in TILES},
+    **{f"of the first {tile} rows of a shard in every whole tile of {tile}": _whole_tiled(tile) for tile in TILES},
+}
+"""Positions that are taken for those of queries or keys, to follow "at positions"."""
+
+OWNERS: dict[str, Callable[[Pairs], Ints]] = {
+    "rank + hop": lambda pairs: pairs.rank + pairs.hop,
+    "rank − hop + 1": lambda pairs: pairs.owner + 1,
+    "rank − hop − 1": lambda pairs: pairs.owner - 1,
+    "its own rank": lambda pairs: pairs.rank + 0 * pairs.owner,
+    "hop": lambda pairs: pairs.hop,
+    "hop − rank": lambda pairs: pairs.hop - pairs.rank,
+    "ranks − 1 − owner": lambda pairs: -1 - pairs.owner + 0 * pairs.rank,
+    "rank in the world − hop": lambda pairs: pairs.ring[pairs.rank] - pairs.hop,
+}
+"""Ranks that are taken for the owner of a block."""
+
+HELD: dict[str, Callable[[Pairs], Ints]] = {
+    "of a rank and of the block": lambda pairs: pairs.keys.count,
+    "of a rank": lambda pairs: np.array([len(held) for held in pairs.keys.shards])[pairs.rank],
+}
+"""How many keys decide how cross lengths are aligned, beside the queries of the rank."""
+
+
+def by_own_length(pairs: Pairs) -> Ints:
+    """Positions of keys counted from the owner times the number of keys of the rank in hand."""
+    return pairs.owner * HELD["of a rank"](pairs) + pairs.keys.place
+
+
+def aligned(held: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
+    """Positions of queries, aligned by numbers of keys and queries that are not all."""
+    return pairs.queries.p - pairs.problem.diagonal + held(pairs) - pairs.queries.count
+
+
+def queries_at(at: Callable[[Pairs, OneSide], Rows], pairs: Pairs) -> Rows:
+    """Return what is so of queries."""
+    return at(pairs, pairs.queries)
+
+
+def keys_at(at: Callable[[Pairs, OneSide], Rows], pairs: Pairs) -> Rows:
+    """Return what is so of keys."""
+    return at(pairs, pairs.keys)
+
+
+def late(x: OneSide, pairs: Pairs) -> Mask:
+    """Whether a row is in the later piece of a zigzag shard, or in the later half of another."""
+    if pairs.case.sharding != "zigzag":
+        return x.place >= x.count - x.count // 2
+    early = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])
+    return x.place >= early[x.rank]

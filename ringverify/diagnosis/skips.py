@@ -1,0 +1,129 @@
+"""Blocks, and tiles of them, that are skipped though they hold keys to attend: by which test."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+
+from ringverify.diagnosis.documents import bounds
+from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs
+from ringverify.diagnosis.scene import Counts
+
+ENDS = ("first", "last")
+
+
+class Ends:
+    """The first and last rows of the rank and of the block of each pair, as keys and queries are aligned."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.keys = {end: self._of(pairs.keys, end) for end in ENDS}
+        aligned = pairs.problem.diagonal
+        self.queries = {end: self._of(pairs.queries, end) + aligned for end in ENDS}
+
+    @staticmethod
+    def _of(x: OneSide, end: str) -> Ints:
+        found = np.array([held[0 if end == "first" else -1] if len(held) else 0 for held in x.shards])
+        return found[x.rank]
+
+
+Skips = Callable[[Pairs, Ends], "Mask | None"]
+"""Whether a block, or a tile of it, is skipped, by pairs; `None` where the mask is not there that would skip it."""
+
+
+def skipped(skips: Skips, spared: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without the pairs of blocks or tiles that are skipped; a rank's own block may be spared."""
+    skip = skips(pairs, Ends(pairs))
+    return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
+
+
+def _after(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    return at.keys[key] > at.queries[query] if pairs.problem.causal else None
+
+
+def _before_window(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    left = (pairs.problem.window or (None,))[0]
+    if left is None:
+        return None
+    found: Mask = at.keys[key] < at.queries[query] - left
+    return found
+
+
+def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    if pairs.problem.documents is None:
+        return None
+    offsets = np.array(pairs.problem.documents)
+    found: Mask = bounds(offsets, at.keys[key]) != bounds(offsets, at.queries[query])
+    return found
+
+
+def _after_unaligned(pairs: Pairs, at: Ends) -> Mask | None:
+    if not pairs.problem.causal or not pairs.problem.diagonal:
+        return None
+    found: Mask = at.keys["first"] > at.queries["last"] - pairs.problem.diagonal
+    return found
+
+
+def _empty_for_one(axis: int, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a block holds no key to attend for some batch entry (axis 0) or head (axis 1)."""
+    if pairs.true.shape[axis] < 2 or pairs.case.replicated:
+        return None
+    found = np.zeros(pairs.true.shape[2:], dtype=bool)
+    for queries in pairs.queries.shards:
+        for keys in pairs.keys.shards:
+            there = pairs.true[:, :, queries][..., keys].any(axis=tuple({0, 1, 2, 3} - {axis}))
+            found[np.ix_(queries, keys)] = not there.all()
+    return found[None, None]
+
+
+def _level(pairs: Pairs, at: Ends) -> Mask | None:
+    return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
+
+
+def _padded_at_its_end(pairs: Pairs, at: Ends) -> Mask | None:
+    if pairs.problem.key_lengths is None:
+        return None
+    found: Mask = at.keys["last"] >= np.array(pairs.problem.key_lengths)[:, None, None, None]
+    return found
+
+
+def _tile_after(tile: int, query: str, of_shard: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a tile begins at or after the last query, or after the first; tiles begin at 0, or with each shard."""
+    keys = pairs.keys
+    start = keys.at(keys.rank, keys.place // tile * tile) if of_shard else keys.p // tile * tile
+    if not pairs.problem.causal:
+        return None
+    return start >= at.queries[query] if query == "last" else start > at.queries[query]
+
+
+def ways_to_skip() -> Iterator[tuple[str, Skips]]:
+    """Yield tests by which blocks or tiles are skipped that hold keys to attend, in words."""
+    for key, query in product(ENDS, ENDS):
+        if (key, query) != ("first", "last"):
+            yield (
+                f"a block is skipped under a causal mask if its {key} key comes after the rank's {query} query",
+                functools.partial(_after, key, query),
+            )
+        if (key, query) != ("last", "first"):
+            yield (
+                f"a block is skipped if its {key} key lies before the window of the rank's {query} query",
+                functools.partial(_before_window, key, query),
+            )
+        yield (
+            f"a block is skipped unless its {key} key's document is that of the rank's {query} query",
+            functools.partial(_of_another_document, key, query),
+        )
+    yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
+    yield "a block is skipped if its last key is padding", _padded_at_its_end
+    yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
+    for axis, one in enumerate(("batch entry", "head")):
+        says = f"a block is skipped in all if it holds no key to attend in one {one}"
+        yield says, functools.partial(_empty_for_one, axis)
+    for tile in TILES:
+        for of_shard in (False, True):
+            whose = f"a tile of {tile} keys{' of a shard' if of_shard else ''} is skipped under a causal mask"
+            level, later = (functools.partial(_tile_after, tile, query, of_shard) for query in ("last", "first"))
+            yield f"{whose} if its first key is level with the rank's last query", level
+            yield f"{whose} if it begins after the rank's first query", later
