@@ -22,7 +22,7 @@ from ringverify.diagnosis.needs import MOST_RANKS, Needs, needs
 from ringverify.diagnosis.poison import of_poison
 from ringverify.errors import Inconclusive
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, judge_values
+from ringverify.properties.property import Judgement, Property, Violation, judge_observation
 from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.patience import WorkLimit
 from ringverify.worlds.world import WorldUnavailable
@@ -107,7 +107,7 @@ def when_it_fails(
     gradients = any(tensor in GRADIENTS for tensor in tensors)
 
     def plain(other: Case) -> Judgement:
-        return judge_values(other, there, tensors, gradients=gradients)
+        return judge_observation(other, there.capabilities, _run(there, violation, gradients)(other), tensors)
 
     # Where an ordinary run shows it, other dtypes, values and layouts than those of the property are varied too.
     ordinary = plain(case) if tensors else None
@@ -163,6 +163,14 @@ def when_it_fails(
     )
 
 
+def _run(runner: Runner, violation: Violation, gradients: bool) -> Callable[..., Observation]:
+    """Return what runs a case in the way that a violation is about, with gradients or without."""
+    if violation.way is None:
+        return functools.partial(runner.run, gradients=gradients)
+    mode, requiring = violation.way
+    return functools.partial(runner.run, gradients=bool(requiring), mode=mode, requiring=requiring)
+
+
 def _possible(case: Case, capabilities: Capabilities) -> bool:
     """Return whether a case can be made: selectors fit, and the sharding function deals its positions out."""
     try:
@@ -203,11 +211,10 @@ def explained(
     # If out or lse is wrong, gradients are too, in a way that does not depend on the fault alone: leave them out.
     gradients = violation.finding.tensor in GRADIENTS
 
-    def observe(case: Case) -> Observation:
-        return runner.run(case, gradients=gradients)
+    observe = _run(runner, violation, gradients)
 
     def probe(case: Case, inputs: Inputs) -> Observation:
-        return runner.run(case, gradients=gradients, inputs=inputs)
+        return observe(case, inputs=inputs)
 
     def differentiate(case: Case) -> Observation:
         return runner.run(case, gradients=True)
@@ -222,7 +229,7 @@ def explained(
                 c,
                 tensor=violation.finding.tensor,
                 probe=probe if these[0] == smallest else None,
-                differentiate=differentiate if c.gradients and not gradients else None,
+                differentiate=differentiate if c.gradients and not gradients and violation.way is None else None,
                 needs=needs if these[0] == smallest else None,
                 hypotheses=known,
                 processes=(lambda: runner.world.processes) if runner.world.name == "simulated" else None,

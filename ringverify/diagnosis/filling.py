@@ -7,6 +7,7 @@ is taken away after the softmax; a branch of a dilation may add a key of 0 to th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +20,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of
 from ringverify.diagnosis.reading import Rule, finite, hypothesis_of, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.undefined import Blocks
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
 
@@ -171,6 +173,25 @@ PADDED = Otherwise(
     zeros=_zeros,
 )
 
+
+def _of_empty_blocks(of_all: bool, pairs: Pairs) -> Counts:
+    """Return of how many blocks a query attends no key, `(B, H, Nq)`: of all, or of those that its rank attends."""
+    blocks = Blocks(pairs)
+    there = blocks.holds if of_all else blocks.visited > 0
+    found: Counts = ((blocks.of_row == 0) & there).sum(axis=-1)
+    return found
+
+
+EMPTY_BLOCKS = [
+    Otherwise(
+        f"a query that attends no key of a block{which} has lse 0 there instead of -inf: it counts as a key and value "
+        "of 0",
+        lambda pairs: pairs.true,
+        zeros=functools.partial(_of_empty_blocks, of_all),
+    )
+    for of_all, which in ((False, " of which others of its rank attend some"), (True, ""))
+]
+
 AVERAGES: dict[str, Callable[[Mask], Array]] = {
     "the mean of those that cover it": lambda there: there / np.maximum(there.sum(axis=0), 1),
     "the mean of all, with 0 where one does not cover it": lambda there: there / len(there),
@@ -212,6 +233,7 @@ FILLED: list[Hypothesis] = [
     ),
     hypothesis_of(Rule(UNCOVERED, ()), "always"),
     hypothesis_of(Rule(PADDED, ()), "always"),
+    *(hypothesis_of(Rule(one, ()), "always") for one in EMPTY_BLOCKS),
     *(
         Hypothesis(
             f"branches of a dilation are merged with equal weights: out is {text}", STEPS, judge=_judge_average(of)

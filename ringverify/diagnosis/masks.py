@@ -50,6 +50,7 @@ from ringverify.diagnosis.positions import (
 )
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.skips import skipped, ways_to_skip
+from ringverify.diagnosis.tiles import ways_to_bound, ways_to_split
 
 BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
     "a later rank": lambda pairs, i, j: _by_sharding(pairs, i.p < 0, late(i, pairs), j.place < i.place),
@@ -161,6 +162,8 @@ def _made() -> Iterator[Otherwise]:
         never = ", but never a rank's own" if spared else ""
         yield Otherwise(text + never, functools.partial(skipped, skips, spared), 1 + 0.25 * spared)
     yield from ways_to_merge()
+    yield from ways_to_bound()
+    yield from ways_to_split()
     yield Otherwise(NOT_COMPUTED, lambda pairs: np.zeros_like(pairs.true), 0.25, lse=0.0)
     for scope in (*CONSTRAINTS, None):
         what = "the mask is made" if scope is None else NAMES[scope][1]
@@ -220,6 +223,11 @@ def _made() -> Iterator[Otherwise]:
             f"segments of a dilation are told apart with keys at positions of {name} shards",
             functools.partial(_segments, sharded(name)),
         )
+    yield Otherwise(
+        "places in segments of a dilation are counted from the beginning of the shard, not of the segment",
+        _placed_in_shards,
+        0.75,
+    )
     yield Otherwise(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
         "and the last keys are cut off",
@@ -335,6 +343,19 @@ def _segments(at: At, pairs: Pairs) -> Counts | None:
         i = plain[0] % w  # in one segment, where only places in it decide
         through = branch(pairs, number, i, plain[1] % w)
         total += through * (plain[0] // w == keys // w)
+    return rest * total
+
+
+def _placed_in_shards(pairs: Pairs) -> Counts | None:
+    """Return counts if segments are right, but places in them are counted from the shard's first position."""
+    p = pairs.problem
+    if p.dilation is None or pairs.case.sharding != "contiguous":
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        through = branch(pairs, number, pairs.queries.place % w, pairs.keys.place % w)
+        total += through * (plain[0] // w == plain[1] // w)
     return rest * total
 
 

@@ -127,8 +127,39 @@ def _judge_lse(of: Callable[[Scene], Array]) -> Callable[[Scene], float | None]:
     return judge
 
 
+def _judge_unshifted(with_sinks: bool) -> Callable[[Scene], float | None]:
+    """Return the judge of sinks that join the denominator as exp(sink), where scores have lost their maximum.
+
+    Args:
+        with_sinks: whether the maximum is that of scores and sinks.
+    """
+
+    def judge(scene: Scene) -> float | None:
+        x, inner = finite(scene.inputs), _inner(scene)
+        if x.sinks is None:
+            return None if wrong_tensors(scene) else 0.0
+        if any(name not in ("out", "lse") for name in scene.tensors):
+            return None
+        sinks = np.broadcast_to(x.sinks[:, None], inner.lse.shape)
+        top = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
+        top = np.maximum(top, sinks) if with_sinks else top
+        lse = np.logaddexp(_summed(scene, inner.scores, inner.m, sinks=False), sinks + np.where(top > -np.inf, top, 0))
+        share = np.exp(inner.lse - lse).swapaxes(1, 2)[..., None]
+        return agree_but_for(scene, {"out": scene.truth.out * share, "lse": lse})
+
+    return judge
+
+
 SUBSTITUTED: list[Hypothesis] = [
     *(Hypothesis(f"each head takes the sink {text}", STEPS, judge=_judge_sinks(of)) for text, of in SINKS_OF.items()),
     *(Hypothesis(text, STEPS, judge=_judge_sinks_as(change)) for text, change in SINKS_AS.items()),
+    *(
+        Hypothesis(
+            f"sinks are not shifted by the maximum {text}: they join the denominator as exp(sink)",
+            STEPS,
+            judge=_judge_unshifted(with_sinks),
+        )
+        for with_sinks, text in ((False, "of the scores, as these are"), (True, "of scores and sinks, as these are"))
+    ),
     *(Hypothesis(f"lse is {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
 ]

@@ -1,4 +1,4 @@
-"""Which rows of out are NaN where all others are right: those that attend nothing in some block.
+"""Which rows of out, or of dq, are NaN where all others are right: those that attend nothing in some block.
 
 exp(−inf − (−inf)) is NaN, so a merge or an online softmax spoils the rows that attend nothing in some block, unless it
 guards against it. Which block that is depends on the order in which an implementation visits them.
@@ -6,6 +6,7 @@ guards against it. Which block that is depends on the order in which an implemen
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.pairs import Ints, Mask, Pairs, pairs_of
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
+from ringverify.events import TensorName
 from ringverify.faults.ring import STEPS
 
 Rows = Callable[["Blocks"], Mask]
@@ -81,28 +83,34 @@ OF_ALL = (
 
 
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
-    """Yield what explains the NaN in the out of cases.
+    """Yield what explains the NaN in the out of cases, or in dq where out is right.
 
     Args:
         scenes: cases, those that fail first.
     """
-    if not any(np.isnan(scenes[0].seen("out", rank)).any() for rank in range(scenes[0].size)):
-        return
-    for text, rows in ROWS.items():
-        if scenes[0].replicated and text not in OF_ALL:
-            continue  # queries have no rank of their own
+    found: tuple[tuple[TensorName, str], ...] = (
+        ("out", "rows that attend {} are NaN: -inf - (-inf) is not guarded"),
+        ("dq", "gradients of rows that attend {} are NaN, and out is not: 0 · NaN in the backward"),
+    )
+    first = scenes[0]
+    for name, says in found:
+        if name in first.tensors and any(np.isnan(first.seen(name, rank)).any() for rank in range(first.size)):
+            for text, rows in ROWS.items():
+                if not first.replicated or text in OF_ALL:  # replicated queries have no rank of their own
+                    yield Hypothesis(says.format(text), STEPS, judge=functools.partial(_judged, name, rows))
+            return
 
-        def judge(scene: Scene, rows: Rows = rows) -> float | None:
-            spoilt = rows(Blocks(pairs_of(scene)))
-            seen: Mask = np.zeros_like(spoilt)
-            for rank in range(scene.size):
-                nan = np.isnan(scene.seen("out", rank))
-                whole: Mask = np.all(nan, axis=-1)
-                if (np.any(nan, axis=-1) != whole).any() or ((scene.margins("out", rank) > 1) & ~nan).any():
-                    return None
-                seen[:, :, scene.shards[0][rank]] = whole.swapaxes(1, 2)
-            if not seen.any() and wrong_tensors(scene):
-                return None
-            return 0.0 if (seen == spoilt).all() else None
 
-        yield Hypothesis(f"rows that attend {text} are NaN: -inf - (-inf) is not guarded", STEPS, judge=judge)
+def _judged(name: TensorName, rows: Rows, scene: Scene) -> float | None:
+    """Return 0 if just these rows of a result are NaN, and all others right."""
+    spoilt = rows(Blocks(pairs_of(scene)))
+    seen: Mask = np.zeros_like(spoilt)
+    for rank in range(scene.size):
+        nan = np.isnan(scene.seen(name, rank))
+        whole: Mask = np.all(nan, axis=-1)
+        if (np.any(nan, axis=-1) != whole).any() or ((scene.margins(name, rank) > 1) & ~nan).any():
+            return None
+        seen[:, :, scene.shards[0][rank]] = whole.swapaxes(1, 2)
+    if not seen.any() and wrong_tensors(scene):
+        return None
+    return 0.0 if (seen == spoilt).all() else None

@@ -59,13 +59,10 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     if (judgement := failed(runner.run(second_of(case), gradients=c.gradients))) is not None:
         return judgement
     others = (("enable_grad", ""),) if runner.world.name == "external" else ways(case, c)[:-1]
-    calls = [
-        (_how(mode, some), some, runner.run(case, gradients=bool(some), mode=mode, requiring=some))
-        for mode, some in others
-    ]
-    for how, _, seen in calls:
+    calls = [((mode, some), runner.run(case, gradients=bool(some), mode=mode, requiring=some)) for mode, some in others]
+    for way, seen in calls:
         if (judgement := failed(seen)) is not None and judgement.violation is not None:
-            told = dataclasses.replace(judgement.violation, summary=f"{how}, {judgement.violation.summary}")
+            told = dataclasses.replace(judgement.violation, summary=f"{_how(*way)}, {judgement.violation.summary}")
             return dataclasses.replace(judgement, violation=told)
     training = runner.run(case, gradients=c.gradients)
     if (judgement := failed(training)) is not None:
@@ -74,7 +71,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     bound = allowed(case, pipeline)
     whole = {name: gathered(case, c, training, name) for name in all_tensors(c)}
     largest = 0.0
-    for how, some, seen in calls:
+    for way, seen in calls:
+        how, some = _how(*way), way[1]
         if some and (violation := _unasked(how, some, seen)) is not None:
             return Judgement(largest, violation, training.digest)
         names = (*all_tensors(c, gradients=False), *(name for name in GRADIENTS if _input_of(name) in some))
@@ -90,7 +88,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             if here or there:
                 summary += f": it has {here or 'numbers alone'}, that of training {there or 'numbers alone'}"
             also = tuple(("differs", tensor) for tensor in finding.tensors)
-            violation = Violation(("differs", finding.tensor), finding.rank, summary, "", finding, also)
+            reason = ("differs", finding.tensor)
+            violation = Violation(reason, finding.rank, summary, "", finding, also, way=way)
             return Judgement(largest, violation, training.digest)
     return Judgement(largest, None, training.digest)
 

@@ -11,7 +11,7 @@ import numpy as np
 from ringverify.cases.case import Case
 from ringverify.cases.choices import Maker
 from ringverify.cases.comparing import GRADIENTS, QKV_GRADIENTS, Finding, Right, worst
-from ringverify.cases.running import Observation, Runner
+from ringverify.cases.running import GradMode, Observation, Runner
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.suites import SMOKE_EXAMPLES, TIMES, Suite
@@ -41,6 +41,8 @@ class Violation:
         also: further reasons for which the case fails, such as other tensors that are wrong by less.
         failure: how the run ended, where it ended without results.
         cause: what is done wrongly, in a sentence, where the judge itself can tell.
+        way: the mode of autograd, and which of q, k and v require gradients, where the results of such a call are wrong
+            rather than those of a training step.
     """
 
     reason: Reason
@@ -51,6 +53,7 @@ class Violation:
     also: tuple[Reason, ...] = ()
     failure: Failure | None = None
     cause: str | None = None
+    way: tuple[GradMode, str] | None = None
 
     @property
     def kind(self) -> str:
