@@ -157,13 +157,19 @@ UNCOVERED = Otherwise(
 
 
 def _zeros(pairs: Pairs) -> Counts:
-    """Return how many rows of zeros make shards equally long, where no mask hides them, `(B, H, Nq)`."""
+    """Return how many rows of zeros make shards equally long, where no mask hides them, `(B, H, Nq)`.
+
+    They lie past the end: a window hides them from the queries whose reach ends before.
+    """
     p, shards = pairs.problem, pairs.keys.shards
-    hidden = (
-        p.causal or p.documents is not None or p.key_lengths is not None or (p.window or (None, None))[1] is not None
-    )
-    zeros = 0 if hidden or p.dilation is not None else len(shards) * max(map(len, shards)) - p.nk
-    return np.full(pairs.true.shape[:3], zeros)
+    longest, striped = max(map(len, shards)), pairs.case.sharding == "striped"
+    added = [(rank, place) for rank, held in enumerate(shards) for place in range(len(held), longest)]
+    if p.causal or p.documents is not None or p.key_lengths is not None or p.dilation is not None:
+        added = []
+    at = np.array([place * len(shards) + rank if striped else p.nk for rank, place in added], dtype=np.int64)
+    right = (p.window or (None, None))[1]
+    reach = pairs.queries.p + p.diagonal + (2 * p.nk + longest * len(shards) if right is None else right)
+    return np.broadcast_to((at <= reach).sum(axis=-1), pairs.true.shape[:3])
 
 
 PADDED = Otherwise(
@@ -174,21 +180,31 @@ PADDED = Otherwise(
 )
 
 
-def _of_empty_blocks(of_all: bool, pairs: Pairs) -> Counts:
-    """Return of how many blocks a query attends no key, `(B, H, Nq)`: of all, or of those that its rank attends."""
+KEYS_OF: dict[str, Callable[[Pairs], list[int]]] = {
+    "lse 0 there instead of -inf: it counts as a key and value of 0": lambda pairs: [1] * len(pairs.keys.shards),
+    "scores of 0 there instead of -inf, and values of 0": lambda pairs: [len(held) for held in pairs.keys.shards],
+    "scores of 0 there instead of -inf, padding included, and values of 0": lambda pairs: (
+        [max(map(len, pairs.keys.shards))] * len(pairs.keys.shards)
+    ),
+}
+"""What a query has in a block of which it attends nothing, and how many keys of 0 that is by block."""
+
+
+def _of_empty_blocks(of_all: bool, keys: Callable[[Pairs], list[int]], pairs: Pairs) -> Counts:
+    """Return the keys of 0 of blocks, all or those its rank attends, of which a query attends none, `(B, H, Nq)`."""
     blocks = Blocks(pairs)
     there = blocks.holds if of_all else blocks.visited > 0
-    found: Counts = ((blocks.of_row == 0) & there).sum(axis=-1)
+    found: Counts = (((blocks.of_row == 0) & there) * np.array(keys(pairs))).sum(axis=-1)
     return found
 
 
 EMPTY_BLOCKS = [
     Otherwise(
-        f"a query that attends no key of a block{which} has lse 0 there instead of -inf: it counts as a key and value "
-        "of 0",
+        f"a query that attends no key of a block{which} has {text}",
         lambda pairs: pairs.true,
-        zeros=functools.partial(_of_empty_blocks, of_all),
+        zeros=functools.partial(_of_empty_blocks, of_all, keys),
     )
+    for text, keys in KEYS_OF.items()
     for of_all, which in ((False, " of which others of its rank attend some"), (True, ""))
 ]
 

@@ -144,6 +144,8 @@ def _judge_unshifted(with_sinks: bool) -> Callable[[Scene], float | None]:
         top = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
         top = np.maximum(top, sinks) if with_sinks else top
         lse = np.logaddexp(_summed(scene, inner.scores, inner.m, sinks=False), sinks + np.where(top > -np.inf, top, 0))
+        largest = np.finfo(np.float64 if scene.problem.dtype == "float64" else np.float32).max
+        lse = np.where(sinks > np.log(largest), np.inf, lse)  # exp(sink) overflows
         share = np.exp(inner.lse - lse).swapaxes(1, 2)[..., None]
         return agree_but_for(scene, {"out": scene.truth.out * share, "lse": lse})
 

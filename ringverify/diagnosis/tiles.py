@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 
 from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
+Ends = Callable[[Pairs, str], "Ints | None"]
+"""The first or the last key that queries may attend by a constraint, `(B, H, Nq)` or less; `None` if it sets none."""
+
 
 def ways_to_bound() -> Iterator[Otherwise]:
     """Yield keys of tiles of queries that are bounded by one query of the tile, as a mask otherwise made."""
-    for tile in TILES:
+    for tile, (by, ends) in product(TILES, ENDS.items()):
         whose = f"a tile of {tile} queries of a shard attends no key"
-        yield Otherwise(
-            f"{whose} after the last one of its first query", functools.partial(_bounded, tile, "last", False), 1
-        )
-        yield Otherwise(
-            f"{whose} before the first one of its last query", functools.partial(_bounded, tile, "first", False), 1
-        )
-        yield Otherwise(
-            f"{whose} at the end of what its last query attends: the end is taken for one past it",
-            functools.partial(_bounded, tile, "last", True),
-            1.25,
-        )
+        for text, end, past in (
+            (f"after {by.format('end')} of its first query", "last", False),
+            (f"before {by.format('beginning')} of its last query", "first", False),
+            (f"at {by.format('end')} of its last query, which is taken for one past it", "last", True),
+        ):
+            yield Otherwise(f"{whose} {text}", functools.partial(_bounded, tile, ends, end, past), 1 + 0.25 * past)
 
 
 def ways_to_split() -> Iterator[Otherwise]:
@@ -38,13 +37,39 @@ def ways_to_split() -> Iterator[Otherwise]:
         )
 
 
-def _ends(pairs: Pairs, end: str) -> Ints:
-    """Return the last, or the first, key that each query attends, `(B, H, Nq)`; before all, or after all, if none."""
+def _of_mask(pairs: Pairs, end: str) -> Ints:
+    """Before all keys, or after all of them, for a query that attends none."""
     seen = pairs.true > 0
     some, total = seen.any(axis=-1), pairs.keys.total
     if end == "first":
         return np.where(some, seen.argmax(axis=-1), total)
     return np.where(some, total - 1 - seen[..., ::-1].argmax(axis=-1), -1)
+
+
+def _of_window(pairs: Pairs, end: str) -> Ints | None:
+    left, right = pairs.problem.window or (None, None)
+    by = right if end == "last" else None if left is None else -left
+    return None if by is None else (pairs.queries.p[:, 0] + pairs.problem.diagonal + by)
+
+
+def _of_documents(pairs: Pairs, end: str) -> Ints | None:
+    """Of a query before the first document, its end is where that begins."""
+    if pairs.problem.documents is None:
+        return None
+    offsets = np.array(pairs.problem.documents)
+    number = np.searchsorted(offsets, pairs.queries.p[:, 0], side="right") - 1
+    if end == "first":
+        return offsets[np.maximum(number, 0)]
+    found: Ints = offsets[np.minimum(number + 1, len(offsets) - 1)] - 1
+    return found
+
+
+ENDS: dict[str, Ends] = {
+    "the {} of the keys": _of_mask,
+    "the {} of the window": _of_window,
+    "the {} of the document": _of_documents,
+}
+"""What bounds the keys of a tile, in words with a place for which end it is."""
 
 
 def _of_tile(tile: int, queries: OneSide, *, last: bool) -> Ints:
@@ -54,16 +79,15 @@ def _of_tile(tile: int, queries: OneSide, *, last: bool) -> Ints:
     return queries.at(queries.rank[:, 0], np.minimum(begins + tile, count) - 1 if last else begins)
 
 
-def _bounded(tile: int, end: str, past: bool, pairs: Pairs) -> Counts | None:
+def _bounded(tile: int, ends: Ends, end: str, past: bool, pairs: Pairs) -> Counts | None:
     """Return counts if a tile's keys end with its first query's last, or begin with its last query's first.
 
     With `past`, they end one key before the last query's last.
     """
-    if not pairs.queries.total or not pairs.keys.total or not pairs.present():
+    if not pairs.queries.total or not pairs.present() or (found := ends(pairs, end)) is None:
         return None
-    bound = _ends(pairs, end)[..., _of_tile(tile, pairs.queries, last=past or end == "first")][..., None]
-    j = pairs.keys.p[None, None]
-    outside: Mask = j < bound if end == "first" else j >= bound + (not past)
+    bound = found[..., _of_tile(tile, pairs.queries, last=past or end == "first")][..., None]
+    outside: Mask = pairs.keys.p < bound if end == "first" else pairs.keys.p >= bound + (not past)
     return np.where(outside, 0, pairs.true)
 
 
