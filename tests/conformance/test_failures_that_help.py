@@ -81,6 +81,17 @@ def test_a_fault_without_a_cause_is_told_once_though_a_property_needs_what_other
     assert {event["property"]: event["same_as"] for event in others} == dict.fromkeys(properties[1:], "forward")
 
 
+def test_a_path_of_its_own_for_inference_is_explained_as_it_is_called(ringverify):
+    """The training step is right: cause, place and needs are those of calls under no_grad."""
+    outcome = ringverify.check(miniature("careless:top_left_in_inference"), "--only", "forward,modes")
+    (event,) = outcome.told("counterexample")
+    assert event["property"] == "modes"
+    assert "under torch.no_grad" in event["summary"]
+    assert event["diagnosis"].startswith("causal mask aligned top-left instead of bottom-right")
+    assert {"causal", "queries and keys of different lengths"} <= {*event["needs"]["requires"]}
+    assert event["where"]
+
+
 def test_two_faults_are_two_stories(ringverify):
     """A wrong number of some rows, and k and v exchanged on the way back."""
     outcome = ringverify.check(miniature("careless:twice_wrong"), "--only", "forward,gradients", *FEW)

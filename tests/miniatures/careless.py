@@ -126,3 +126,17 @@ def every_second_key(q, k, v, call: AttentionCall):
     found = scores(q, k, call, call.scale)
     found = found - 0.25 * (torch.arange(k.shape[1]) % 2 == 1)
     return torch.einsum("bhqk,bkhd->bqhd", found.softmax(-1), v), found.logsumexp(-1)
+
+
+@implementation(name="top left in inference", causal="both", cross_lengths=True)
+def top_left_in_inference(q, k, v, call: AttentionCall):
+    """Where no gradients are taken, another path is: its causal mask is aligned with the first key."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    found = torch.einsum("bqhd,bkhd->bhqk", q, k) * call.scale
+    diagonal = call.problem.nk - call.problem.nq if torch.is_grad_enabled() else 0
+    hidden = torch.arange(k.shape[1])[None, :] > call.positions[:, None] + diagonal
+    if call.causal:
+        found = found.masked_fill(hidden, float("-inf"))
+    some = (found > float("-inf")).any(-1, keepdim=True)
+    weights = found.masked_fill(~some, 0.0).softmax(-1) * some
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)

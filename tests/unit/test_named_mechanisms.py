@@ -531,7 +531,48 @@ def wrapped(steps, here, hop, owner):
     return multiplicity(replace(steps, causal=lambda problem, i, j: j - back <= i), here, hop, owner)
 
 
+def of_its_tile(i, *, last):
+    """The last, or the first, position of the tile of 4 queries of each."""
+    begins = torch.arange(len(i)) // 4 * 4
+    return i[torch.clamp(begins + 3, max=len(i) - 1) if last else begins]
+
+
+def up_to_the_first_ones_document(here, owner, i, j):
+    """A tile's keys end where the document of its first query ends."""
+    offsets = torch.tensor(here.problem.documents)
+    number = torch.bucketize(of_its_tile(i, last=False), offsets, right=True)
+    return j < offsets[torch.clamp(number, max=len(offsets) - 1)]
+
+
+def placed_in_shards(steps, here, hop, owner):
+    """Segments of a dilation are right, places in them are counted from the beginning of the shard."""
+    w, r = here.problem.dilation.branches[0]
+    (i, j), heads = (here.call.positions[:, None], here.shards[owner][None]), torch.arange(here.problem.heads)
+    places = [x % w % r for x in (torch.arange(len(i))[:, None], torch.arange(j.size(1))[None])]
+    through = [x == heads[:, None, None] % r for x in places]
+    return ((i // w == j // w) & through[0] & through[1]).long()[None]
+
+
 READ = {
+    "a tile of 4 queries of a shard attends no key after the end of the document of its first query": (
+        where(up_to_the_first_ones_document),
+        [case_of(documents=(0, 5, 12), causal=True), case_of(documents=(1, 2, 7, 11), causal=True, size=2)],
+        [case_of(documents=(0, 4, 12))],
+    ),
+    "a tile of 4 queries of a shard attends no key at the end of the window of its last query, which is taken for one "
+    "past it": (
+        where(lambda here, owner, i, j: j < of_its_tile(i, last=True) + here.problem.window[1]),
+        [case_of(window=(3, 1)), case_of(window=(2, 2), size=2)], [case_of(window=(3, 12))],
+    ),
+    "a rank's keys are split into 3 parts of keys // 3 each, and the rest is left out": (
+        where(lambda here, owner, i, j: torch.arange(j.size(1)) < max(1, j.size(1) // 3) * 3),
+        [case_of(query_length=12), case_of(query_length=10, size=2)], [case_of(query_length=12, size=4)],
+    ),
+    "places in segments of a dilation are counted from the beginning of the shard, not of the segment": (
+        replace(STEPS, pattern=placed_in_shards),
+        [case_of(dilation=Dilation(((6, 3),), heads="shared")), case_of(dilation=Dilation(((5, 2),), heads="shared"))],
+        [case_of(size=1, dilation=Dilation(((12, 2),), heads="shared"))],
+    ),
     "a block is skipped unless its last key's document is that of the rank's first query, but never a rank's own": (
         where(same_ends),
         [case_of(documents=(1, 12)), case_of(documents=(0, 3, 12)), case_of(documents=(3, 11), size=5)],
@@ -881,3 +922,73 @@ def test_an_order_of_heads_that_only_lse_has_is_told():
     cases = [case_of(heads=6), case_of(heads=6, size=2)]
     scenes, _ = seen(Implementation(attend, "lse", declared), cases, gradients=False)
     assert explaining(REARRANGED, scenes)[0] == "lse is read in the wrong order: heads (rank, head) as (head, rank)"
+
+
+def test_sinks_that_are_not_shifted_with_the_scores_are_told():
+    """Their exponential joins those of scores that have lost their maximum."""
+
+    def attend(q, k, v, call):
+        s, sinks = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k), call.sinks[:, None, None]
+        top = torch.maximum(s.amax(-1, keepdim=True), sinks)
+        w = (s - top).exp()
+        total = w.sum(-1, keepdim=True) + sinks.exp()
+        return torch.einsum("bhqk,bkhd->bqhd", w / total, v), (top + total.log())[..., 0]
+
+    declared = replace(LOCAL, causal="never", sinks=True, lse=True, gradients=False)
+    cases = [case_of(size=1, sinks=True), case_of(size=1, sinks=True, heads=5, values="large_scores")]
+    scenes, _ = seen(Implementation(attend, "unshifted", declared), cases, gradients=False)
+    assert explaining(SUBSTITUTED, scenes) == [
+        "sinks are not shifted by the maximum of scores and sinks, as these are: they join the denominator as exp(sink)"
+    ]
+
+
+def by_blocks(q, k, v, call, *, filled):
+    """Blocks gathered and merged by log-sum-exps; a query that attends nothing of a block has scores of 0 there."""
+    gathered = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
+    for into, x in zip(gathered, (k, v), strict=True):
+        dist.all_gather(into, x.contiguous(), group=call.group)
+    outs, lses, held = [], [], call.problem.nk // call.world_size
+    for owner, (key, value) in enumerate(zip(*gathered, strict=True)):
+        j = owner * held + torch.arange(held)
+        there = (j[None] >= call.positions[:, None] - call.window[0]) & (j[None] <= call.positions[:, None])
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, key)).masked_fill(~there, -math.inf)
+        some = there.any(-1)
+        nothing = torch.tensor(filled(held)) if there.any() else torch.tensor(-math.inf)
+        lse = torch.where(some, s.logsumexp(-1), nothing)
+        outs.append((s - torch.where(some, lse, 0.0)[..., None]).exp() @ value.transpose(1, 2))
+        lses.append(lse)
+    whole = torch.stack(lses)
+    return (whole.softmax(0)[..., None] * torch.stack(outs)).sum(0).transpose(1, 2), whole.logsumexp(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("lse 0 there instead of -inf: it counts as a key and value of 0", lambda held: 0.0),
+        ("scores of 0 there instead of -inf, and values of 0", math.log),
+    ],
+)
+def test_what_stands_for_an_empty_row_of_a_block_is_told(text, filled):
+    """Where others of the rank attend some of the block; blocks that nobody attends are skipped."""
+    declared = Capabilities(window=True, causal="never", lse=True, gradients=False)
+    cases = [case_of(window=(2, 0)), case_of(window=(4, 0), size=2)]
+    attend = functools.partial(by_blocks, filled=filled)
+    scenes, _ = seen(Implementation(attend, "filled", declared), cases, gradients=False)
+    assert explaining(FILLED, scenes)[0] == (
+        f"a query that attends no key of a block of which others of its rank attend some has {text}"
+    )
+
+
+def test_gradients_that_are_nan_beside_a_right_out_are_told():
+    """Of the rows that attend nothing of the last block."""
+
+    def attend(q, k, v, call):
+        q = q * 1
+        q.register_hook(lambda gradient: gradient * (1.0 if call.rank == call.world_size - 1 else math.nan))
+        return PLAIN.function(q, k, v, call)
+
+    cases = [case_of(causal=True), case_of(causal=True, size=2)]
+    scenes, _ = seen(Implementation(attend, "nan", replace(EVERYTHING, lse_gradient=False)), cases, gradients=True)
+    says = "gradients of rows that attend {} are NaN, and out is not: 0 · NaN in the backward"
+    found = explaining(undefined.hypotheses(scenes), scenes)
+    assert says.format("no key of the block of the last rank") in found
