@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 
 from ringref import pattern
+from ringverify.diagnosis.dilating import ways_to_dilate
 from ringverify.diagnosis.documents import (
     apart,
     behind,
@@ -46,7 +47,6 @@ from ringverify.diagnosis.positions import (
     late,
     of_world,
     queries_at,
-    sharded,
 )
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.skips import skipped, ways_to_skip
@@ -218,16 +218,7 @@ def _made() -> Iterator[Otherwise]:
         ("positions before the first document attend each other", in_front),
     ):
         yield Otherwise(says, functools.partial(documents_numbered, numbers), 0.5)
-    for name in ("contiguous", "striped"):
-        yield Otherwise(
-            f"segments of a dilation are told apart with keys at positions of {name} shards",
-            functools.partial(_segments, sharded(name)),
-        )
-    yield Otherwise(
-        "places in segments of a dilation are counted from the beginning of the shard, not of the segment",
-        _placed_in_shards,
-        0.75,
-    )
+    yield from ways_to_dilate()
     yield Otherwise(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
         "and the last keys are cut off",
@@ -329,34 +320,6 @@ def _one_end(end: str, at: At, pairs: Pairs) -> Counts | None:
     rest = pairs.counts(lambda name: None if name == "window" else (plain, pairs.keys.p))
     inside = pattern.window(of_left, j, left=left, right=None, diagonal=p.diagonal)
     return rest * inside * pattern.window(of_right, j, left=None, right=right, diagonal=p.diagonal)
-
-
-def _segments(at: At, pairs: Pairs) -> Counts | None:
-    """Return counts if the segment of a key, but not its place in it, is that of another position."""
-    p = pairs.problem
-    if p.dilation is None:
-        return None
-    plain = pairs.queries.p, pairs.keys.p
-    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
-    keys = at(pairs, pairs.keys)
-    for number, (w, _) in enumerate(p.dilation.branches):
-        i = plain[0] % w  # in one segment, where only places in it decide
-        through = branch(pairs, number, i, plain[1] % w)
-        total += through * (plain[0] // w == keys // w)
-    return rest * total
-
-
-def _placed_in_shards(pairs: Pairs) -> Counts | None:
-    """Return counts if segments are right, but places in them are counted from the shard's first position."""
-    p = pairs.problem
-    if p.dilation is None or pairs.case.sharding != "contiguous":
-        return None
-    plain = pairs.queries.p, pairs.keys.p
-    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
-    for number, (w, _) in enumerate(p.dilation.branches):
-        through = branch(pairs, number, pairs.queries.place % w, pairs.keys.place % w)
-        total += through * (plain[0] // w == plain[1] // w)
-    return rest * total
 
 
 def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:

@@ -553,6 +553,14 @@ def placed_in_shards(steps, here, hop, owner):
     return ((i // w == j // w) & through[0] & through[1]).long()[None]
 
 
+def offset_by_floor(steps, here, hop, owner):
+    """Heads are dealt out to offsets in parts that are rounded down."""
+    w, r = here.problem.dilation.branches[0]
+    i, j = here.call.positions[:, None], here.shards[owner][None]
+    offset = (torch.arange(here.problem.heads) // (here.problem.heads // r) % r)[:, None, None]
+    return ((i // w == j // w) & (i % w % r == offset) & (j % w % r == offset)).long()[None]
+
+
 READ = {
     "a tile of 4 queries of a shard attends no key after the end of the document of its first query": (
         where(up_to_the_first_ones_document),
@@ -567,6 +575,12 @@ READ = {
     "a rank's keys are split into 3 parts of keys // 3 each, and the rest is left out": (
         where(lambda here, owner, i, j: torch.arange(j.size(1)) < max(1, j.size(1) // 3) * 3),
         [case_of(query_length=12), case_of(query_length=10, size=2)], [case_of(query_length=12, size=4)],
+    ),
+    "the offset of head h in a dilation is h // (H // r) mod r, where H / r is no whole number": (
+        replace(STEPS, pattern=offset_by_floor),
+        [case_of(heads=3, dilation=Dilation(((6, 2),), heads="shared", head_offset="block")),
+         case_of(heads=5, size=2, dilation=Dilation(((5, 3),), heads="shared", head_offset="block"))],
+        [case_of(heads=4, dilation=Dilation(((6, 2),), heads="shared", head_offset="block"))],
     ),
     "places in segments of a dilation are counted from the beginning of the shard, not of the segment": (
         replace(STEPS, pattern=placed_in_shards),

@@ -1,0 +1,87 @@
+"""Dilations made in another way: by segments, places in them, and the offsets of heads."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs, branch
+from ringverify.diagnosis.positions import At, sharded
+from ringverify.diagnosis.scene import Counts
+
+OFFSETS: dict[str, Callable[[int, int, int], Ints]] = {
+    "h // (H // r) mod r, where H / r is no whole number": lambda heads, group, rate: (
+        np.arange(heads) // max(1, heads // rate) % rate
+    ),
+    "h // (H // r), where H / r is no whole number": lambda heads, group, rate: (
+        np.arange(heads) // max(1, heads // rate)
+    ),
+    "h · r // H": lambda heads, group, rate: np.arange(heads) * rate // heads,
+    "h mod r, as if head_offset were cyclic": lambda heads, group, rate: np.arange(heads) % rate,
+    "h // ceil(H / r), as if head_offset were block": lambda heads, group, rate: (
+        np.arange(heads) // math.ceil(heads / rate)
+    ),
+    "0 in all heads": lambda heads, group, rate: np.zeros(heads, dtype=np.int64),
+    "that of the key head, taken for the head": lambda heads, group, rate: np.arange(heads) // group % rate,
+}
+"""Offsets of heads in a segment of a shared dilation, by the number of heads, those of a key head, and the rate."""
+
+
+def ways_to_dilate() -> Iterator[Otherwise]:
+    """Yield dilations made in another way."""
+    for name in ("contiguous", "striped"):
+        yield Otherwise(
+            f"segments of a dilation are told apart with keys at positions of {name} shards",
+            functools.partial(_segments, sharded(name)),
+        )
+    yield Otherwise(
+        "places in segments of a dilation are counted from the beginning of the shard, not of the segment",
+        _placed_in_shards,
+        0.75,
+    )
+    for text, of in OFFSETS.items():
+        yield Otherwise(f"the offset of head h in a dilation is {text}", functools.partial(_offset, of), 0.5)
+
+
+def _segments(at: At, pairs: Pairs) -> Counts | None:
+    """Return counts if the segment of a key, but not its place in it, is that of another position."""
+    p = pairs.problem
+    if p.dilation is None:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
+    keys = at(pairs, pairs.keys)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        i = plain[0] % w  # in one segment, where only places in it decide
+        through = branch(pairs, number, i, plain[1] % w)
+        total += through * (plain[0] // w == keys // w)
+    return rest * total
+
+
+def _placed_in_shards(pairs: Pairs) -> Counts | None:
+    """Return counts if segments are right, but places in them are counted from the shard's first position."""
+    p = pairs.problem
+    if p.dilation is None or pairs.case.sharding != "contiguous":
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        through = branch(pairs, number, pairs.queries.place % w, pairs.keys.place % w)
+        total += through * (plain[0] // w == plain[1] // w)
+    return rest * total
+
+
+def _offset(of: Callable[[int, int, int], Ints], pairs: Pairs) -> Counts | None:
+    """Return counts with other offsets of heads."""
+    p = pairs.problem
+    if p.dilation is None or p.dilation.heads != "shared":
+        return None
+    i, j = pairs.queries.p, pairs.keys.p
+    total = np.zeros((p.heads, p.nq, p.nk), dtype=np.int64)
+    for w, r in p.dilation.branches:
+        offset = of(p.heads, p.group_size, r)[:, None, None]
+        total += (i // w == j // w) & (i % w % r == offset) & (j % w % r == offset)
+    return total * pairs.counts(lambda name: None if name == "dilation" else (i, j))
