@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ringref.attention import attention
-from ringverify.diagnosis.hypothesis import Hypothesis, agree_with
+from ringref.rounding import allowed_error
+from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
 from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
@@ -108,6 +109,34 @@ def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
     return judge
 
 
+def _judge_padded_heads(scene: Scene) -> float | None:
+    """Heads and key heads are padded to multiples of the ranks, so that a head has another number of the key head."""
+    p, x, ranks = scene.problem, scene.inputs, scene.size
+    heads, key_heads = (-(-n // ranks) * ranks for n in (p.heads, p.hk))
+    if p.heads == p.hk or heads % key_heads or heads // key_heads == p.group_size or scene.replicated:
+        return None if wrong_tensors(scene) else 0.0
+    of = np.arange(p.heads) // (heads // key_heads)
+
+    def read(y: Array) -> Array:
+        return np.pad(y, ((0, 0), (0, 0), (0, key_heads - p.hk), (0, 0)))[:, :, of]
+
+    def summed(y: Array) -> Array:
+        found = np.zeros((*y.shape[:2], key_heads, y.shape[3]))
+        for head, key_head in enumerate(of):
+            found[:, :, key_head] += y[:, :, head]
+        return found[:, :, : p.hk]
+
+    single = p.replace(key_heads=p.heads)
+    answer = attention(single, x.q, read(x.k), read(x.v), x.dout, x.dlse, x.sinks)
+    bound = allowed_error(single, answer, x.q, read(x.k), read(x.v), x.dout, x.dlse, scene.pipeline)
+    whole = {name: getattr(answer, name) for name in scene.tensors}
+    limits = {name: getattr(bound, name) for name in scene.tensors}
+    for name in ("dk", "dv"):
+        if name in whole:
+            whole[name], limits[name] = summed(whole[name]), summed(limits[name])
+    return agree_but_for(scene, whole, lambda: dataclasses.replace(bound, **limits))
+
+
 BY_RANK: dict[str, Rearranged] = {
     "heads (rank, head) as (head, rank)": functools.partial(_heads_by_turns, _ranks),
     "heads (head, rank) as (rank, head)": functools.partial(_turns_of_heads, _ranks),
@@ -128,6 +157,14 @@ REARRANGED: list[Hypothesis] = [
     for how, change in (PIECES | BY_RANK).items()
     for what, names in (("results", "o"), ("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"))
 ]
+REARRANGED.append(
+    Hypothesis(
+        "heads and key heads are each padded with zeros to a multiple of the ranks, so that heads belong to other key "
+        "heads, or to one of zeros",
+        STEPS,
+        judge=_judge_padded_heads,
+    )
+)
 for how, change in (BY_RANK | BY_DIVISOR).items():
     REARRANGED.append(Hypothesis(f"lse is read in the wrong order: {how}", STEPS, judge=_judge(change, "l")))
 for text, number in {

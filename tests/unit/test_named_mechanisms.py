@@ -1006,3 +1006,16 @@ def test_gradients_that_are_nan_beside_a_right_out_are_told():
     says = "gradients of rows that attend {} are NaN, and out is not: 0 · NaN in the backward"
     found = explaining(undefined.hypotheses(scenes), scenes)
     assert says.format("no key of the block of the last rank") in found
+
+
+def test_key_heads_that_are_padded_like_heads_are_told():
+    """Two heads of one key head, on two ranks: the second head has the key head that was added."""
+
+    def attend(q, k, v, call):
+        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return PLAIN.function(q, k, v, replace(call, problem=replace(call.problem, key_heads=2)))
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    cases = [case_of(heads=2, key_heads=1, size=2), case_of(heads=2, key_heads=1, size=2, causal=True)]
+    scenes, _ = seen(Implementation(attend, "padded heads", declared), cases, gradients=False)
+    assert any(text.startswith("heads and key heads are each padded") for text in explaining(REARRANGED, scenes))
