@@ -20,6 +20,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of
 from ringverify.diagnosis.reading import Rule, finite, hypothesis_of, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.tiles import ways_to_pad
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
@@ -249,7 +250,7 @@ FILLED: list[Hypothesis] = [
     ),
     hypothesis_of(Rule(UNCOVERED, ()), "always"),
     hypothesis_of(Rule(PADDED, ()), "always"),
-    *(hypothesis_of(Rule(one, ()), "always") for one in EMPTY_BLOCKS),
+    *(hypothesis_of(Rule(one, ()), "always") for one in (*EMPTY_BLOCKS, *ways_to_pad())),
     *(
         Hypothesis(
             f"branches of a dilation are merged with equal weights: out is {text}", STEPS, judge=_judge_average(of)

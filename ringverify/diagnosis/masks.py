@@ -28,7 +28,6 @@ from ringverify.diagnosis.pairs import (
     CONSTRAINTS,
     NOT_COMPUTED,
     SIDES,
-    TILES,
     Ints,
     Mask,
     OneSide,
@@ -50,7 +49,7 @@ from ringverify.diagnosis.positions import (
 )
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.skips import skipped, ways_to_skip
-from ringverify.diagnosis.tiles import ways_to_bound, ways_to_split
+from ringverify.diagnosis.tiles import ways_to_bound, ways_to_pad, ways_to_split
 
 BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
     "a later rank": lambda pairs, i, j: _by_sharding(pairs, i.p < 0, late(i, pairs), j.place < i.place),
@@ -226,15 +225,7 @@ def _made() -> Iterator[Otherwise]:
         0.5,
         lambda pairs: _gathered(pairs)[1],
     )
-    for tile in TILES:
-        for own in (True, False):
-            where = "" if own else ", but not in a rank's own block under a causal mask"
-            yield Otherwise(
-                f"blocks are padded to whole tiles of {tile} keys, and the padding counts as keys of 0{where}",
-                lambda pairs: pairs.true,
-                1,
-                functools.partial(_tile_padding, tile, own),
-            )
+    yield from ways_to_pad()
     others: dict[str, Callable[[int], Ints]] = {
         "first": lambda n: 0 * np.arange(n),
         "next": lambda n: (np.arange(n) + 1) % n,
@@ -334,17 +325,6 @@ def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:
         else:
             zeros += pairs.true[..., slot]
     return counts, zeros
-
-
-def _tile_padding(tile: int, own: bool, pairs: Pairs) -> Counts:
-    """Return how many keys of 0 there are if blocks are padded to whole tiles, `(B, H, Nq)`."""
-    lacking = np.array([-len(held) % tile for held in pairs.keys.shards])
-    if pairs.case.replicated:
-        found = np.full(pairs.queries.total, lacking.sum())
-    else:
-        spared = lacking[pairs.queries.rank[:, 0]] if pairs.problem.causal and not own else 0
-        found = np.full(pairs.queries.total, lacking.sum()) - spared
-    return np.broadcast_to(found, pairs.true.shape[:3])
 
 
 MADE: tuple[Otherwise, ...] = tuple(_made())

@@ -37,6 +37,19 @@ def ways_to_split() -> Iterator[Otherwise]:
         )
 
 
+def ways_to_pad() -> Iterator[Otherwise]:
+    """Yield keys of 0 that make whole tiles of a block, and count."""
+    for tile in TILES:
+        for own in (True, False):
+            where = "" if own else ", but not in a rank's own block under a causal mask"
+            yield Otherwise(
+                f"blocks are padded to whole tiles of {tile} keys, and the padding counts as keys of 0{where}",
+                lambda pairs: pairs.true,
+                1,
+                functools.partial(_tile_padding, tile, own),
+            )
+
+
 def _of_mask(pairs: Pairs, end: str) -> Ints:
     """Before all keys, or after all of them, for a query that attends none."""
     seen = pairs.true > 0
@@ -95,3 +108,14 @@ def _without_rest(parts: int, pairs: Pairs) -> Counts:
     """Return counts without a rank's last keys; where it has fewer than parts, each of them is one."""
     each = np.maximum(1, pairs.keys.count // parts)
     return np.where(pairs.keys.place >= each * parts, 0, pairs.true)
+
+
+def _tile_padding(tile: int, own: bool, pairs: Pairs) -> Counts:
+    """Return how many keys of 0 there are if blocks are padded to whole tiles, `(B, H, Nq)`."""
+    lacking = np.array([-len(held) % tile for held in pairs.keys.shards])
+    if pairs.case.replicated:
+        found = np.full(pairs.queries.total, lacking.sum())
+    else:
+        spared = lacking[pairs.queries.rank[:, 0]] if pairs.problem.causal and not own else 0
+        found = np.full(pairs.queries.total, lacking.sum()) - spared
+    return np.broadcast_to(found, pairs.true.shape[:3])
