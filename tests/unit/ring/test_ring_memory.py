@@ -62,8 +62,8 @@ def test_peak_is_linear_and_bounded():
     k and v, as they were given, belong to the caller: they are neither measured nor allowed for. All else that a
     forward and its backward have alive together counts, gradients that are returned included. dk and dv are one of the
     two gradients in flight; on one rank nothing is in flight, and they stand for themselves. Gradients in flight and dq
-    are in the dtype of sums. A tile is what one kernel call returns: dq, dk and dv of so many rows, out in forward, there
-    in bfloat16 of all rows.
+    are in the dtype of sums. A tile is what one kernel call returns: dq, dk and dv of so many rows, out in forward, in
+    bfloat16 of all rows.
     """
     by_kind = {}
     for call in [
