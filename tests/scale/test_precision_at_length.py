@@ -76,7 +76,7 @@ def test_parts_of_blocks_that_cancel_may_round_more(target: str) -> None:
     case = case_of("causal", "bfloat16", "contiguous", 2).replace(causal=False)
     found = run(target, case)
     squares = [one.squares for one in found]
-    assert rounded_more(case, found, "input") == (pytest.approx(0, abs=1), None)
+    assert rounded_more(case, found, "input")[1] is None
     for of in squares:
         of["out"][3] = 0.0
     assert mean_limits(squares, "input")["out"][0] > mean_limits(squares, "input")["out"][1]
