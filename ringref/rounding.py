@@ -649,13 +649,8 @@ FLUCTUATION = 6.0
 interval, so a square has a relative standard deviation of about 1, and a mean of n squares one of 1 / sqrt(n)."""
 
 
-INNER_SUMS = 204 / 64
-"""Variance of a sum of eight equal parts that is rounded after each, in units of one rounding of it: sum (i / 8)^2.
-Fused kernels sum dk and dv of a tile so over its inner blocks of queries, of which torch's has up to eight."""
-
-
 def precision_allowed(
-    emulated: float, rows: int, probabilities: Literal["accumulates", "input"], inner: float = 1.0
+    emulated: float, rows: int, probabilities: Literal["accumulates", "input"], cancelled: float = 0.0
 ) -> float:
     """Return the largest rho allowed to a pipeline whose emulation has rho `emulated`, averaged over `rows` rows.
 
@@ -667,10 +662,25 @@ def precision_allowed(
     Fused kernels that round them also return the partial result of a block in the input dtype. Merged by weights that
     add up to 1 (out), or added with signs that are practically random (gradients), these roundings have together at
     most the variance of one more rounding of the result: the variance of the emulated pipeline once more, so thrice in
-    all; or `inner` times in place of once, where such a partial result is a sum that is rounded on the way.
+    all. That is so unless values of one block differ from those of another by more than they differ among themselves:
+    then parts cancel that are larger than the result, and their roundings are in proportion to their own squares.
+
+    No sum over blocks is rounded on the way, which would not be in float32. torch's fused kernel does that on a CPU, in
+    its backward in bfloat16: it adds to dk and dv in bfloat16 after each 256 queries of a call (after 64 in a call of
+    less than 768, after 32 in one of less than 192), and to dq after each 512 keys. With k of these inner blocks such a
+    sum has k/3 times the variance of one rounding if all parts have one sign, and k/2 times if signs are random. So
+    what calls it with more than about eight is rounded more than is declared.
+
+    Args:
+        emulated: rho of the emulated pipeline.
+        rows: how many were averaged.
+        probabilities: as declared.
+        cancelled: mean over rows of the sum of squares of what each block adds, relative to the square of the result,
+            as far as it is more than 1.
     """
-    places = 2.0 + inner if probabilities == "input" else 1.0
-    return emulated * float(np.sqrt(places * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))
+    places = 3.0 if probabilities == "input" else 1.0
+    variance = places * emulated**2 + (ROUNDING_VARIANCE * cancelled if probabilities == "input" else 0.0)
+    return float(np.sqrt(variance * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))
 
 
 # -- at lengths whose scores nobody holds ------------------------------------------------------------------------------

@@ -12,6 +12,11 @@ its own, of mean zero and of a relative variance r²; p_ij and ds_ij are those o
 The first term of each is the rounding of the result itself; sums with p_ij² alone, or ds_ij², count where the pipeline
 rounds weights to the input dtype. Keys have weights of their own, so these become less the longer a row is.
 
+Such a pipeline may also return in the input dtype what each KV block adds to out and dq. Mostly that is one more
+rounding, as `ringref.rounding.precision_allowed` says; but where these parts cancel, as where values follow the place
+in the sequence and all keys are attended, it is a rounding of what is larger than the result, of variance
+r² Σ_b (Σ_{j in b} p_ij v_j)², and likewise for dq. Of dk and dv parts come of queries, which follow no place.
+
 Shape letters: B batch, S sampled queries, T keys of a piece, H query heads, K key heads, D head_dim, E value_dim.
 """
 
@@ -31,8 +36,9 @@ Float = NDArray[np.float64]
 class SampledVariance:
     """Variances beside that of rounding each result once, in units of `(r · result)²`, r² = ROUNDING_VARIANCE u².
 
-    Two passes over the keys: `see` each piece, then `differentiate` each. In between `out` may be summed over processes
-    that saw other keys, and afterwards `dq_of_keys` and `pulled`.
+    Two passes over the keys: `see` each piece, then `differentiate` each, with `end_block` after the last piece of each
+    KV block. In between `out` and `out_of_blocks` may be summed over processes that saw other blocks, and afterwards
+    `dq_of_keys`, `pulled` and `dq_of_blocks`.
 
     Args:
         rows: the sampled rows, of which every key was seen.
@@ -42,6 +48,8 @@ class SampledVariance:
         out: of out, `(B, H, S, E)`.
         dq_of_keys: `Σ_j ds_ij² k_j²`, `(B, H, S, D)`.
         pulled: `Σ_j p_ij k_j`, likewise.
+        out_of_blocks: squares of what blocks add to out, shaped like `out`; 0 where weights are not rounded.
+        dq_of_blocks: likewise, to dq, without the scale.
     """
 
     def __init__(self, rows: SampledRows, pipeline: Pipeline) -> None:
@@ -52,6 +60,8 @@ class SampledVariance:
         shape = (p.batch, p.heads, len(rows.positions))
         self.out = np.zeros((*shape, p.dv))
         self.dq_of_keys, self.pulled = np.zeros((*shape, p.head_dim)), np.zeros((*shape, p.head_dim))
+        self.out_of_blocks, self.dq_of_blocks = np.zeros_like(self.out), np.zeros_like(self.pulled)
+        self._of_block = np.zeros_like(self.out), np.zeros_like(self.pulled)
 
     def see(
         self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"], v: Float64[np.ndarray, "B T K E"]
@@ -59,7 +69,9 @@ class SampledVariance:
         """Take keys and values at some positions into `out`; each position once."""
         if self._narrow:
             weights, _ = self._rows.weights(positions, k)
-            self.out += self._squared(weights) @ per_query_head(v, self._rows.problem.group_size) ** 2
+            v_BHTE = per_query_head(v, self._rows.problem.group_size)
+            self.out += self._squared(weights) @ v_BHTE**2
+            self._of_block[0][...] += weights @ v_BHTE
 
     def differentiate(
         self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"], v: Float64[np.ndarray, "B T K E"]
@@ -76,9 +88,16 @@ class SampledVariance:
         if self._narrow:
             of_ds = self._squared(ds, weights)
             self.dq_of_keys += of_ds @ k_BHTD**2
+            self._of_block[1][...] += ds @ k_BHTD
             dk, dv = dk + of_ds, self._squared(weights)
         found = dk.swapaxes(2, 3) @ q_BHSD**2, dv.swapaxes(2, 3) @ dout_BHSE**2
         return rows.problem.scale_value**2 * per_key_head(found[0], group), per_key_head(found[1], group)
+
+    def end_block(self) -> None:
+        """Take what the pieces since the last end add to out and dq as one part of each."""
+        for parts, part in zip((self.out_of_blocks, self.dq_of_blocks), self._of_block, strict=True):
+            parts += part**2
+            part[...] = 0.0
 
     def dq(self) -> Float64[np.ndarray, "B S H D"]:
         """Return those of dq, once all keys were differentiated."""

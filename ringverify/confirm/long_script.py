@@ -186,6 +186,10 @@ class _Alone(LongRun):
         """Return what may be wrong on the inputs that it has."""
         return bounds_of_classes(self) if self.of_classes else super().free_bounds(products)
 
+    def blocks(self) -> list[Positions]:
+        """Return the keys of each rank."""
+        return [np.sort(keys) for keys in self.shards[1]]
+
     def summed(self, x: Float) -> Float:
         """Return what it has."""
         return x
@@ -219,7 +223,7 @@ class _AllowedErrors(RankResults):
         at: Positions,
         expected: Float,
         allowed: Float,
-        variance: Float | None = None,
+        variance: Sequence[Float] | None = None,
     ) -> None:
         """Keep the errors allowed in rows of a result, and in the mean of those that are judged."""
         wanted = self._rows[name]
@@ -227,7 +231,9 @@ class _AllowedErrors(RankResults):
         place = np.searchsorted(wanted, at[here])
         self.allowed[name][b, place, h] = allowed[here]
         if variance is not None:
-            self._averaged[name][b, place, h] = self.averaged(name, expected[here], allowed[here], variance[here])
+            self._averaged[name][b, place, h] = self.averaged(
+                name, expected[here], allowed[here], [x[here] for x in variance]
+            )
 
     def means(self, probabilities: Probabilities) -> Iterator[tuple[str, SourceText]]:
         """Yield the largest root mean square error of each result that is judged, and its rows."""

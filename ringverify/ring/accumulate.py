@@ -213,11 +213,6 @@ def sink_gradient(
     return (weight * of_row).sum(dim=(0, 2)).to(sinks.dtype)
 
 
-def widened_at_once(elements: int, width: int) -> int:
-    """How many of some elements are converted at a time, at least a row of `width`."""
-    return min(elements, max(width, min(WIDENED, max(ALL_AT_ONCE, elements // 8))))
-
-
 def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, Sequence[torch.Tensor]]]:
     """The rows of some `(..., R, D)` piece by piece in a wider dtype, each to be used before the next one is asked for.
 
@@ -232,7 +227,7 @@ def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, S
         yield slice(None), [part.to(dtype) for part in parts]
         return
     rows, width = narrow[0].size(-2), max(1, sum(part[..., :1, :].numel() for part in narrow))
-    most = max(1, widened_at_once(rows * width, width) // width)
+    most = max(1, min(WIDENED, max(ALL_AT_ONCE, rows * width // 8)) // width)
     scratch = [torch.empty_like(part[..., :most, :], dtype=dtype) if part.dtype != dtype else None for part in parts]
     for start in range(0, rows, most):
         piece = slice(start, min(start + most, rows))

@@ -81,7 +81,8 @@ class RankResults:
         rows_known: by element and query head, lse and `dlse − dout·out` of all queries `(2, N)`; lse is infinite where
             a query has no cotangent.
         squares: in low precision, by result, sums of rows' squared relative errors in units of u, and number of rows:
-            of what came back, of the oracle's results, rounded once, and what `ringref.sampled_variance` adds to them.
+            of what came back, of the oracle's results, rounded once, what `ringref.sampled_variance` adds to them, and
+            by how much squares of what blocks add to them are larger.
         unequal: the sum over all rows that is off by most, if one is.
     """
 
@@ -112,11 +113,11 @@ class RankResults:
         at: Positions,
         expected: Float,
         allowed: Float,
-        variance: Float | None = None,
+        variance: Sequence[Float] | None = None,
     ) -> None:
         """Compare rows of a result, by their places in this rank's tensor, with what they have to be.
 
-        `variance` is that of `ringref.sampled_variance`, where it is known.
+        `variance` is that of `ringref.sampled_variance`, where it is known, and squares of what blocks add, if they do.
         """
         if name not in self.returned or not len(rows):
             return
@@ -143,16 +144,19 @@ class RankResults:
             self._worst[name] = actual[row], expected[row], allowed[row]
             self._found[name] = known[0], Difference(name, 0, (), index, int(at[row]), value, right, most, worst)
 
-    def averaged(self, name: TensorName, expected: Float, allowed: Float, variance: Float | None) -> NDArray[np.bool_]:
+    def averaged(
+        self, name: TensorName, expected: Float, allowed: Float, variance: Sequence[Float] | None
+    ) -> NDArray[np.bool_]:
         """Add what right results of these rows are off by to `squares`, and return which rows count."""
         dtype = self._case.problem.dtype
         rounded: Float = torch.from_numpy(expected).to(DTYPE[dtype]).to(torch.float64).numpy()
         rho, count = rms_error(rounded, expected, dtype, allowed)
-        kept, found = rows_of_rms(expected, allowed), self.squares.setdefault(name, np.zeros((3, 2)))
+        kept, found = rows_of_rms(expected, allowed), self.squares.setdefault(name, np.zeros((4, 2)))
         found[1] += rho**2 * count, count
         if variance is not None:
-            relative = variance[kept].sum(axis=-1) / (expected[kept] ** 2).sum(axis=-1)
-            found[2] += relative.sum(), count
+            for number, of in enumerate(variance):
+                relative = of[kept].sum(axis=-1) / (expected[kept] ** 2).sum(axis=-1)
+                found[2 + number] += (np.maximum(relative - 1, 0) if number else relative).sum(), count
         return kept
 
     def actual(self, name: TensorName, b: int, h: int, rows: Positions) -> Float:

@@ -66,7 +66,7 @@ class _Collected(RankResults):
         at: Positions,
         expected: Float,
         allowed: Float,
-        variance: Float | None = None,
+        variance: Sequence[Float] | None = None,
     ) -> None:
         """Add rows of the oracle's results to the sums."""
         self.sums.add(name, h, at, expected, allowed)

@@ -59,6 +59,10 @@ class LongRun:
         self.worth: list[str] = []
         self._noted = 0.0
 
+    def blocks(self) -> list[Positions]:
+        """Return the rows of the KV blocks that are held here, in the order of their positions."""
+        return [np.argsort(self.keys, kind="stable")]
+
     def run(self) -> None:
         """Make the shard, run forward and backward, and keep what came back."""
         p, c = self.problem, self.capabilities
@@ -127,7 +131,7 @@ class LongRun:
         out: Float,
         found: tuple[Float, Float, Float],
         bounds: LongBounds,
-        variance: Float | None = None,
+        variance: Sequence[Float] | None = None,
     ) -> None:
         """Verify dq: `found` is dq, the sums of sizes that it is made of, and y_i (`ringref.classes`)."""
         dout, (dq, size, least) = self.numbers.dout(b, h, at), found
@@ -145,7 +149,7 @@ class LongRun:
         most: float,
         queries: Float,
         bounds: LongBounds,
-        variances: Sequence[Float | None] = (None, None),
+        variances: Sequence[Sequence[Float] | None] = (None, None),
     ) -> None:
         """Verify dk and dv: `found` is dk, dv, and the sums of sizes that dk is made of.
 

@@ -67,6 +67,9 @@ def memory(trials: Trials, cases: Sequence[Case]) -> TriedProperty:
         event = trials.event(MEMORY.id, "unsupported", 0, began, reason=reason)
         return TriedProperty(outcome=PropertyOutcome(event), world=world)
     margin, figures = max(one.margin for one in held), (*(one.figure for one in held), *_no_verdict(trials, cases))
+    if not margin:
+        event = trials.event(MEMORY.id, "inconclusive", 0, began, reason=held[0].figure)
+        return TriedProperty(outcome=PropertyOutcome(event), world=world)
     wrong = next((one for one in held if one.violation is not None), None)
     event = trials.event(MEMORY.id, "fail" if wrong else "pass", 0, began, margin=margin, figures=figures)
     if len(held) == 1 and not wrong and world != "simulated":
@@ -101,6 +104,8 @@ def _short(trials: Trials, case: Case) -> _Held | str:
         runner = Runner(implementation, world, target=trials.plan.target, deadline=SECONDS)
         judged = MEMORY.judge(short, runner)
     told = f"{short.describe()}, the same on twice the ranks and twice as long, in a simulated world"
+    if not judged.applies:
+        told = f"too short to decide: {told}; peaks grow faster than positions, as those of a tile that is not full do"
     return _Held(short, judged.violation, judged.margin, told)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ringref.rounding import INNER_SUMS, declared_rms, precision_allowed, unit_in_words
+from ringref.rounding import declared_rms, precision_allowed, unit_in_words
 from ringverify.cases.case import Case
 from ringverify.events import TensorName
 from ringverify.properties.precision import FEWEST
@@ -27,20 +27,17 @@ Squares = dict[TensorName, Float]
 def summed_squares(squares: Sequence[Squares]) -> Squares:
     """Return the sums of all ranks' `RankReport.squares`."""
     names = dict.fromkeys(name for one in squares for name in one)
-    return {name: np.sum([one.get(name, np.zeros((3, 2))) for one in squares], axis=0) for name in names}
+    return {name: np.sum([one.get(name, np.zeros((4, 2))) for one in squares], axis=0) for name in names}
 
 
 def mean_limits(squares: Sequence[Squares], probabilities: Probabilities) -> dict[TensorName, tuple[float, float]]:
     """Return the root mean square error of each result that is judged, and the largest allowed, in units of u."""
     found: dict[TensorName, tuple[float, float]] = {}
     for name, of in summed_squares(squares).items():
-        (error, once, more), rows = of[:, 0] / np.maximum(of[:, 1], 1), int(of[2, 1])
+        (error, once, more, cancelled), rows = of[:, 0] / np.maximum(of[:, 1], 1), int(of[2, 1])
         if rows >= FEWEST:
-            declared, inner = (
-                declared_rms(float(np.sqrt(once)), float(more)),
-                INNER_SUMS if name in ("dk", "dv") else 1.0,
-            )
-            found[name] = float(np.sqrt(error)), precision_allowed(declared, rows, probabilities, inner)
+            declared = declared_rms(float(np.sqrt(once)), float(more))
+            found[name] = float(np.sqrt(error)), precision_allowed(declared, rows, probabilities, float(cancelled))
     return found
 
 

@@ -67,10 +67,48 @@ def test_a_score_matrix_is_not_streaming():
     shown = hunted(PLAIN, "streaming").counterexample
     assert shown is not None
     assert re.fullmatch(
-        r"the peak memory of rank \d at 128 positions per rank is \d+ bytes, [\d.]+ times the largest peak at 64; at "
-        r"most 2\.1 times is allowed",
+        r"the peak memory of rank \d of 2 at 2048 positions per rank is \d+ bytes, [\d.]+ times the largest peak at "
+        r"1024; at most 2\.1 times is allowed",
         shown.violation.summary,
     )
+
+
+def with_tile(side, longest=1 << 20):
+    """An implementation that has the scores of a tile, of a side that does not depend on the length; it raises on more
+    than `longest` positions."""
+
+    def attend(q, k, v, call):
+        if q.shape[1] > longest:
+            raise RuntimeError("too long")
+        rows = min(side, q.shape[1])
+        tile = q.new_empty(rows, rows)
+        return q.clone() + 0 * tile[0, 0]
+
+    return Implementation(attend, "tiled", Capabilities(gradients=False))
+
+
+@pytest.mark.parametrize("side", [64, 100, 128, 1000, 1024])
+def test_a_tile_of_a_fixed_size_is_linear(side):
+    """While it is not full it grows with the positions on both sides, and once it is, not at all."""
+    found = hunted(with_tile(side), "streaming")
+    assert found.counterexample is None
+    assert found.examples == 2
+    assert 0 < found.margin <= 1
+
+
+@pytest.mark.parametrize("side", [2048, 1 << 20])
+def test_what_still_grows_at_a_thousand_positions_is_no_tile(side):
+    """It has twice as many positions as at the first look and four times as much, and so it is further on."""
+    shown = hunted(with_tile(side), "streaming").counterexample
+    assert shown is not None
+    assert "of 2 at 2048 positions per rank" in shown.violation.summary
+
+
+def test_what_cannot_be_run_where_tiles_are_full_is_not_accused():
+    """Neither of growing nor of raising: the length at which it can be seen does not decide."""
+    found = hunted(with_tile(1 << 20, longest=500), "streaming")
+    assert found.counterexample is None
+    assert found.examples == 0
 
 
 def test_what_grows_from_nothing_is_a_violation():

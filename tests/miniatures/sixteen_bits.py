@@ -20,6 +20,14 @@ def sdpa(q, k, v, call: AttentionCall):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scale).transpose(1, 2)
 
 
+@implementation(
+    name="SDPA alone", tensor_layout="bhsd", dtypes=("bfloat16",), probabilities="input", world_sizes=(1,), uneven=True
+)
+def alone(q, k, v, call: AttentionCall):
+    """torch's attention on one rank. On a CPU its gradients are sums in bfloat16, of more terms in longer calls."""
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=call.causal, scale=call.scale)
+
+
 def wide(q, k, v, call):
     """Attention in float32 on keys that were gathered in bfloat16: nothing but sums over ranks is narrow."""
     k, v = gathered(k, call).float(), gathered(v, call).float()

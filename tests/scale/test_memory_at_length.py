@@ -10,9 +10,12 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.check.options import Options
 from ringverify.check.planning import planned
+from ringverify.properties.memory import MEMORY
+from ringverify.properties.property import Judgement
 from ringverify.reports.progress import HIDDEN
 from ringverify.ring.declared import ring
-from ringverify.scale.memory import _at_length, _no_verdict
+from ringverify.scale import memory as memory_at_length
+from ringverify.scale.memory import _at_length, _no_verdict, memory
 from ringverify.scale.trials import Trials
 from ringverify.worlds.processes import torchrun
 from ringverify.worlds.simulated.world import SimulatedWorld
@@ -57,6 +60,16 @@ def test_under_torchrun_the_figure_says_that_it_decides_nothing(monkeypatch: pyt
         "the peak of a rank at 131,072 positions is 3072 MiB, which decides nothing under torchrun, whose processes "
         "keep what earlier runs held; --world gloo without torchrun holds it to the claim"
     ]
+
+
+def test_a_length_that_is_too_short_to_decide_is_no_accusation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a pass: it is inconclusive, and says of what."""
+    undecided = dataclasses.replace(MEMORY, judge=lambda *_: Judgement(0.0, None, applies=False))
+    monkeypatch.setattr(memory_at_length, "MEMORY", undecided)
+    event = memory(trials_with("streaming", {}), [CASE.replace(query_length=1 << 12)]).outcome.verdict
+    assert event.verdict == "inconclusive"
+    assert event.reason is not None
+    assert event.reason.startswith("too short to decide: 8 ranks n=2048 ")
 
 
 def test_where_a_pattern_decides_it_is_no_verdict() -> None:

@@ -7,10 +7,18 @@ import pytest
 import torch
 from drawing import normal_inputs
 
-from ringref.attention import attention
+from ringref.attention import attention, per_query_head
 from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
-from ringref.rounding import ROUNDING_VARIANCE, Pipeline, allowed_error, declared_rms, rms_error, rows_of_rms
+from ringref.rounding import (
+    ROUNDING_VARIANCE,
+    Pipeline,
+    allowed_error,
+    declared_rms,
+    rms_error,
+    rows_of_rms,
+    witness_bound,
+)
 from ringref.sampled import SampledRows
 from ringref.sampled_variance import SampledVariance
 
@@ -54,6 +62,35 @@ def test_it_is_that_of_the_emulation(name: str, dtype: DtypeName, probabilities:
         expected = declared_rms(rms_error(once, right, dtype, limit)[0], mean)
         found, _ = rms_error(getattr(emulated, result), right, dtype, limit)
         assert CLOSE[0] < found / expected < CLOSE[1], (result, found, expected)
+
+
+def test_parts_of_blocks_are_squared_one_by_one() -> None:
+    """What each block of keys adds to out and dq, however many pieces it comes in; nothing where weights are wide."""
+    problem = PROBLEMS["gqa"]
+    x = normal_inputs(problem, seed=5)
+    rows = SampledRows(problem, np.arange(N), x.q, x.dout, np.zeros_like(x.dlse))
+    blocks = [np.array_split(np.arange(*ends), 2) for ends in ((0, 30), (30, N))]
+    for piece in (piece for block in blocks for piece in block):
+        rows.see(piece, x.k[:, piece], x.v[:, piece])
+    found = {kind: SampledVariance(rows, Pipeline("bfloat16", probabilities=kind)) for kind in ("input", "accumulates")}
+    parts = []
+    for block in blocks:
+        of_dq = rows.dq.copy()
+        for variance in found.values():
+            for piece in block:
+                variance.see(piece, x.k[:, piece], x.v[:, piece])
+                variance.differentiate(piece, x.k[:, piece], x.v[:, piece])
+            variance.end_block()
+        for piece in block:
+            rows.differentiate(piece, x.k[:, piece], x.v[:, piece])
+        weights, _ = rows.weights(whole := np.concatenate(block), x.k[:, whole])
+        parts.append((weights @ per_query_head(x.v[:, whole], problem.group_size), (rows.dq - of_dq).swapaxes(1, 2)))
+    out, dq = (sum(part[which] ** 2 for part in parts) for which in (0, 1))
+    close = witness_bound("float64", 2 * N * N)
+    np.testing.assert_allclose(found["input"].out_of_blocks, out, rtol=close)
+    np.testing.assert_allclose(found["input"].dq_of_blocks * problem.scale_value**2, dq, rtol=close)
+    assert not found["accumulates"].out_of_blocks.any()
+    assert not found["accumulates"].dq_of_blocks.any()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -125,6 +125,26 @@ def test_bfloat16_is_summed_over_query_heads_in_bfloat16_and_the_kernel_sums_in_
         assert o < r / math.sqrt(2), (name, alone, raw, ours)
 
 
+@pytest.mark.parametrize(("rows", "block"), [(32, 32), (160, 32), (192, 64), (704, 64), (768, 256), (2048, 256)])
+def test_bfloat16_is_summed_over_inner_blocks_in_bfloat16_and_the_kernel_sums_in_float32(rows, block):
+    """The op's dv has the bits of a sum that is rounded after each inner block, and the kernel's rounds less."""
+    problem = Problem(query_length=rows, key_length=64, head_dim=16, dtype="bfloat16")
+    given = inputs_of(problem, dlse=False)
+    q, k, v, dout = by_head(given)
+    out, lse = forward(q, k, v, 0.0, False, scale=problem.scale_value)
+    _, _, raw = backward(dout, q, k, v, out, lse, 0.0, False, scale=problem.scale_value)
+    weights = torch.exp(q.double() @ k.double().mT * problem.scale_value - lse.double()[..., None]).bfloat16().double()
+    running, once = torch.zeros_like(raw), (weights.mT @ dout.double()).bfloat16()
+    for at in range(0, rows, block):
+        part = slice(at, at + block)
+        running = (running.double() + weights[:, :, part].mT @ dout[:, :, part].double()).bfloat16()
+    alike = [float((raw == x).double().mean()) for x in (running, once)]
+    assert alike[0] > 0.99  # all but those beside a tie
+    assert alike[1] < 0.9 or rows == block
+    ours = gradients(problem, given, KERNEL)
+    assert rho(problem, given, ours)[2] < rho(problem, given, gradients(problem, given))[2]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [0.3, 1.0, 3.0])
 def test_lse_of_bfloat16_is_as_exact_as_is_promised(size, causal):

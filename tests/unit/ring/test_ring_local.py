@@ -313,7 +313,7 @@ def test_a_memory_budget_makes_tiles_smaller(monkeypatch):
     [("float32", True, True), ("float64", True, True), ("bfloat16", True, False), ("float16", False, False)],
 )
 def test_alone_a_rank_makes_one_call_where_its_sums_are_as_wide(monkeypatch, dtype, forward, backward):
-    """On CPU, causal: not for gradients in bfloat16, whose sums are narrow, nor in float16, which is converted."""
+    """On CPU, causal: not for what is converted, gradients in bfloat16 and all in float16."""
     sides = spied(monkeypatch, FusedCPU)
     rows = 4200  # more than tiles of bfloat16 have
     q, k, v = (torch.ones(1, rows, 1, 4, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3))

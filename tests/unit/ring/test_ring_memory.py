@@ -24,8 +24,12 @@ def bucket_of(call):
     """The side of a tile: the kernel's, or what fits the budget."""
     if call.memory_budget is not None:
         return call.memory_budget // (3 * DIM * 4)
-    sums = ACCUMULATES[call.dtype]
-    return KERNELS[0].bucket(Setting("cpu", call.dtype, sums, DIM, DIM, scale=1.0, softcap=None), call.positions)
+    return KERNELS[0].bucket(setting_of(call), call.positions)
+
+
+def setting_of(call):
+    """What kernels know of a call."""
+    return Setting("cpu", call.dtype, ACCUMULATES[call.dtype], DIM, DIM, scale=1.0, softcap=None)
 
 
 def needed(call):
@@ -36,7 +40,8 @@ def needed(call):
     travels = call.ranks > 1
     blocks = 2 * 2 * row * narrow * travels
     if not call.backward:  # q and out, as large as the sum that it is made of, and a tile's out
-        return row * narrow + row * wide + lse + blocks + tile * wide
+        all_rows = narrow < wide and KERNELS[0].at_once(setting_of(call), backward=False)
+        return row * narrow + row * wide + lse + blocks + (row * narrow if all_rows else tile * wide)
     rows = 3 * row * narrow + row * wide + 2 * lse  # q, out, dout; dq as a sum; lse, and as the backward wants it
     gradients = (2 * 2 if travels else 2) * row * wide
     return rows + blocks + gradients + 3 * tile * narrow * travels
@@ -57,7 +62,8 @@ def test_peak_is_linear_and_bounded():
     k and v, as they were given, belong to the caller: they are neither measured nor allowed for. All else that a
     forward and its backward have alive together counts, gradients that are returned included. dk and dv are one of the
     two gradients in flight; on one rank nothing is in flight, and they stand for themselves. Gradients in flight and dq
-    are in the dtype of sums. A tile is what one kernel call returns: dq, dk and dv of so many rows, out in forward.
+    are in the dtype of sums. A tile is what one kernel call returns: dq, dk and dv of so many rows, out in forward, in
+    bfloat16 of all rows.
     """
     by_kind = {}
     for call in [
