@@ -42,7 +42,7 @@ _HAD_SINKS: weakref.WeakKeyDictionary[dist.ProcessGroup, bool] = weakref.WeakKey
 
 def known_without_sinks(ring: Ring) -> bool:
     """Whether the ranks of a group have agreed on calls, all of them without sinks; the same on every rank."""
-    return _HAD_SINKS.get(ring.handle) is False
+    return ring.world_size > 1 and _HAD_SINKS.get(ring.handle) is False
 
 
 def terms_of(problem: Problem) -> dict[str, str]:

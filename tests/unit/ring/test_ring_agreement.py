@@ -277,6 +277,8 @@ def test_a_rank_alone_has_nobody_to_ask(gathers):
     _, found = gathers(lambda rank: ring_attention(*tensors(4), check_shards=True), 1)
     assert found == [0]
     assert ring_attention(*tensors(4), check_shards=True).shape == (1, 4, 2, 4)
+    with torch.no_grad():
+        assert ring_attention(*tensors(4), query_length=4, key_length=4).shape == (1, 4, 2, 4)
 
 
 def every(step):
