@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -110,6 +111,14 @@ class PageTable:
                 if page in holder:
                     raise ValueError(f"page {page} is held twice, by ranks {holder[page]} and {rank}: expected once")
                 holder[page] = rank
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Computed once: a decoder's call looks its plan up several times by a table of thousands of pages."""
+        return hash((self.page_size, self.pages))
 
     def positions(self, length: int, world_size: int) -> list[Positions]:
         """The positions below `length` of each rank, in the order of its rows.

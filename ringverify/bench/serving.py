@@ -111,11 +111,11 @@ class CacheTurn:
 
 
 class Cache:
-    """This rank's queries and cache, and how often each side has been called."""
+    """This rank's queries and cache, and how many calls there have been: a side finds no plan that another has made."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving, self.sharding, shape = serving, serving.sharding, serving.shape
-        self.rank, self.called = dist.get_rank(), dict.fromkeys(SIDES[serving.kind], 0)
+        self.rank, self.called = dist.get_rank(), 0
         dtype = getattr(torch, shape.dtype)
         queries = len(query_positions(self.sharding, serving.problem(0).nq, serving.world_size)[self.rank])
         torch.manual_seed(0)
@@ -126,8 +126,8 @@ class Cache:
 
     def call(self, side: str) -> Callable[[], Any]:
         """The next call of a side, ready to be timed."""
-        problem = self.serving.problem(self.called[side])
-        self.called[side] += 1
+        problem = self.serving.problem(self.called)
+        self.called += 1
         held = self.serving.held(self.rank, problem.nk)
         k, v = self.k_BHTD[:, :, :held], self.v_BHTD[:, :, :held]
         if side == "own-keys":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -115,7 +116,8 @@ def _communicate(threads: set[threading.Thread]) -> bool:
     """Return whether threads that calls left behind communicate; wait up to `LATE_SECONDS` for them, once a thread."""
     before, until = torch_private.operations(), time.monotonic() + LATE_SECONDS
     for thread in threads - set(_IDLE):
-        thread.join(max(0.0, until - time.monotonic()))
+        with contextlib.suppress(AssertionError, RuntimeError):  # it is not one of `threading`
+            thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
             _IDLE.add(thread)
     return torch_private.operations() > before

@@ -10,6 +10,7 @@ import numpy as np
 
 from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
+from ringverify.diagnosis.undefined import Blocks
 
 Ends = Callable[[Pairs, str], "Ints | None"]
 """The first or the last key that queries may attend by a constraint, `(B, H, Nq)` or less; `None` if it sets none."""
@@ -37,17 +38,32 @@ def ways_to_split() -> Iterator[Otherwise]:
         )
 
 
+PADDED: dict[str, Callable[[Pairs], Mask]] = {
+    "": lambda pairs: np.ones((1, 1, 1, 1), dtype=bool),
+    ", but not in blocks of which a rank attends nothing": lambda pairs: Blocks(pairs).visited > 0,
+    ", but not in a rank's own block under a causal mask": lambda pairs: _of_others(pairs),
+    ", but not in a rank's own block under a causal mask, nor in those of which it attends nothing": lambda pairs: (
+        _of_others(pairs) & (Blocks(pairs).visited > 0)
+    ),
+}
+"""In which blocks padding counts, in words and as `(B, H, Nq, P)`."""
+
+
+def _of_others(pairs: Pairs) -> Mask:
+    """False of a rank's own block under a causal mask, and True of all others."""
+    own: Mask = pairs.queries.rank == np.arange(pairs.size)
+    return ~own | (not pairs.problem.causal or pairs.case.replicated)
+
+
 def ways_to_pad() -> Iterator[Otherwise]:
     """Yield keys of 0 that make whole tiles of a block, and count."""
-    for tile in TILES:
-        for own in (True, False):
-            where = "" if own else ", but not in a rank's own block under a causal mask"
-            yield Otherwise(
-                f"blocks are padded to whole tiles of {tile} keys, and the padding counts as keys of 0{where}",
-                lambda pairs: pairs.true,
-                1,
-                functools.partial(_tile_padding, tile, own),
-            )
+    for tile, (where, there) in product(TILES, PADDED.items()):
+        yield Otherwise(
+            f"blocks are padded to whole tiles of {tile} keys, and the padding counts as keys of 0{where}",
+            lambda pairs: pairs.true,
+            1,
+            functools.partial(_tile_padding, tile, there),
+        )
 
 
 def _of_mask(pairs: Pairs, end: str) -> Ints:
@@ -110,12 +126,8 @@ def _without_rest(parts: int, pairs: Pairs) -> Counts:
     return np.where(pairs.keys.place >= each * parts, 0, pairs.true)
 
 
-def _tile_padding(tile: int, own: bool, pairs: Pairs) -> Counts:
+def _tile_padding(tile: int, there: Callable[[Pairs], Mask], pairs: Pairs) -> Counts:
     """Return how many keys of 0 there are if blocks are padded to whole tiles, `(B, H, Nq)`."""
     lacking = np.array([-len(held) % tile for held in pairs.keys.shards])
-    if pairs.case.replicated:
-        found = np.full(pairs.queries.total, lacking.sum())
-    else:
-        spared = lacking[pairs.queries.rank[:, 0]] if pairs.problem.causal and not own else 0
-        found = np.full(pairs.queries.total, lacking.sum()) - spared
-    return np.broadcast_to(found, pairs.true.shape[:3])
+    found: Counts = np.broadcast_to(lacking * there(pairs), (*pairs.true.shape[:3], len(lacking))).sum(axis=-1)
+    return found

@@ -15,7 +15,15 @@ from jaxtyping import Float
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
-from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of, terms_of_sinks
+from ringverify.ring.agreement import (
+    REFUSED,
+    check_agreement,
+    known_without_sinks,
+    refusal_of,
+    sharding_term,
+    terms_of,
+    terms_of_sinks,
+)
 from ringverify.ring.aligned import aligned, where_it_lies
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
@@ -135,12 +143,12 @@ def ring_attention(
             and raise on all of them if they differ in a length, a dtype, the pattern, the sharding, the sinks, the
             method or autocast, or if one of them refuses its call, for the shape of its shard say. `None` compares on
             CPU, but for calls without gradients (`torch.no_grad`), sinks and inferred lengths, such as those that
-            decode, where a message is a part of the time; not on CUDA, where reading the answer would stall the device:
-            there, ask for it with True, at least while you set things up, or else ranks that differ exchange garbage,
-            hang, die, or compute with other sinks than one another. False never compares. The same on all ranks. If an
-            input of some rank requires a gradient, out then requires one on every rank that was compared (not under
-            `torch.no_grad`), so that every rank runs its part of backward; without the comparison some input of every
-            rank has to.
+            decode, where a message is a part of the time, in a group that has compared calls, none of them with sinks;
+            not on CUDA, where reading the answer would stall the device: there, ask for it with True, at least while
+            you set things up, or else ranks that differ exchange garbage, hang, die, or compute with other sinks than
+            one another. False never compares. The same on all ranks. If an input of some rank requires a gradient, out
+            then requires one on every rank that was compared (not under `torch.no_grad`), so that every rank runs its
+            part of backward; without the comparison some input of every rank has to.
         explain: say on standard error, on rank 0, what the method exchanges, and which kernel was chosen and why.
 
     Returns:
@@ -167,7 +175,8 @@ def ring_attention(
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     if check_shards is None:
         complete = query_length is not None and key_length is not None and sinks is None
-        check_shards = device.type == "cpu" and (torch.is_grad_enabled() or not complete)
+        quick = complete and not torch.is_grad_enabled() and known_without_sinks(ring)
+        check_shards = device.type == "cpu" and not quick
     compared = check_shards and ring.world_size > 1
     gradient = torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v, sinks)

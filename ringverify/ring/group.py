@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -55,3 +55,8 @@ class Ring(NamedTuple):
         if rank < 0:
             raise ValueError(OUTSIDE)
         return cls(group, rank, dist.get_world_size(group))
+
+    @property
+    def handle(self) -> Any:
+        """The process group also where it is the default one; `None` for a process on its own."""
+        return self.group if self.group is not None else dist.group.WORLD

@@ -63,7 +63,7 @@ class RingAttention(nn.Module):
         memory_budget: bytes for a tile, its mask and results, beside inputs, outputs and what is on its way.
         check_shards: compare the ranks' calls before anything else is sent, and raise on all of them if they differ or
             one of them refuses its call, for the shape or the dtype of its shard say; `None` does so on CPU, but for
-            calls without gradients, sinks and inferred lengths. On CUDA it stalls the device.
+            calls without gradients, sinks and inferred lengths after a first one. On CUDA it stalls the device.
         explain: say on standard error, on rank 0, what the method exchanges, and which kernel was chosen and why.
 
     Raises:

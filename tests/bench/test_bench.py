@@ -15,7 +15,7 @@ import torch
 from processes import assert_nobody_is_left, session
 from rich.console import Console
 
-from ringverify.bench import cuda, markdown, memory, speed
+from ringverify.bench import cuda, markdown, memory, serving, speed
 from ringverify.bench.memory import COMPONENTS, GIVEN
 from ringverify.bench.phases import PHASES
 from ringverify.bench.table import Tables
@@ -165,6 +165,20 @@ def test_one_rank_alone_stands_beside_both_methods_at_every_length(bench):
         assert [row["side"] for row in entry["rows"]] == ["local", "allgather", "ring"]
         assert entry["left_out"] == []
     assert "n=128, 2 ranks" in out
+
+
+def test_no_side_that_decodes_finds_the_plan_of_another(monkeypatch):
+    """Every call has a length of its own, whichever side makes it."""
+    lengths = []
+    monkeypatch.setattr(serving, "ring_attention", lambda *_, key_length, **how: lengths.append(key_length))
+
+    def program(_):
+        cache = serving.Cache(serving.Serving("decode", 40, 1, Shape(heads=1, head_dim=8)))
+        for side in ("own-keys", "ring", "allgather") * 3:
+            cache.call(side)()
+
+    assert SimulatedWorld().run(program, None, world_size=1, seed=0, deadline=30).failure is None
+    assert len(set(lengths)) == len(lengths) == 6
 
 
 def test_a_token_and_a_chunk_are_measured_against_a_cache(bench, tmp_path):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
+import threading
 
 import hunts
 import overlapping
 import pytest
 import right
 import torch
+import torch.distributed as dist
 
 from ringverify.cases.unwritten import Unwritten
-from ringverify.implementation import Implementation
+from ringverify.implementation import Implementation, implementation
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -61,6 +64,28 @@ def test_calls_that_meet_are_found_where_plain_calls_are_right(attend, reason, s
 def test_what_is_right_is_let_through(attend, property):
     """A second backward that is refused in words included."""
     assert hunted(attend, property).counterexample is None
+
+
+def test_a_thread_that_cannot_be_joined_is_let_through():
+    """C code and `_thread` start some; Python knows it once it has asked who it is."""
+    over, known = threading.Event(), threading.Event()
+
+    @implementation()
+    def attend(q, k, v, call):
+        def left():
+            dist.is_initialized()
+            known.set()
+            over.wait(60)
+
+        known.clear()
+        _thread.start_new_thread(left, ())
+        known.wait(10)
+        return right.attend(q, k, v, call)
+
+    try:
+        assert hunted(attend, "reentrancy").counterexample is None
+    finally:
+        over.set()
 
 
 def test_a_plain_fault_is_not_blamed_on_what_was_unusual():

@@ -315,6 +315,17 @@ def test_a_page_table_holds_rows_in_the_order_of_its_pages() -> None:
     assert [rows.tolist() for rows in key_positions(huge, 2, 2)] == [[0, 1], []]  # as a file may say it
 
 
+def test_a_page_table_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call looks its plan up by it several times, and a cache has thousands of pages. Equal tables hash alike."""
+    tables = [PageTable(2, ((0, 2), (1,))) for _ in range(2)]
+    hashed: list[Any] = []
+    monkeypatch.setattr("ringref.sharding.hash", lambda of: hashed.append(of) or hash(of), raising=False)
+    assert len({hash(table) for _ in range(3) for table in tables}) == 1
+    assert len({QueryKeySharding("replicated", table) for table in tables}) == 1
+    assert hashed.count((2, tables[0].pages)) == 2
+    assert hash(PageTable(2, ((0, 2), (1, 3)))) != hash(tables[0])
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

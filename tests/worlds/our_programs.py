@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -53,6 +54,19 @@ def waits_in_ours(where: str) -> None:
         _wait_if(where == "before")
         with theirs():
             _wait_if(where == "inside")
+
+
+def sends_late(seconds: float) -> None:
+    """A thread sends to nobody, when the rank has returned; gloo ends a process that does."""
+
+    def send() -> None:
+        time.sleep(seconds)
+        dist.send(torch.zeros(1), 2**30)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    if not seconds:
+        thread.join()
 
 
 def sleeps_until_a_signal(_: None) -> None:

@@ -124,7 +124,7 @@ def test_groups_do_not_outlive_their_run():
 
 
 def test_a_thread_that_a_rank_starts_is_no_rank():
-    """It finds torch.distributed as the process has it, and cannot use the rank's group."""
+    """It finds torch.distributed not initialised, and cannot use the rank's group."""
 
     def program():
         found = []
@@ -179,17 +179,65 @@ def test_a_real_world_of_the_calling_process_is_kept(outer):
     assert elsewhere == [1]
 
 
-def test_a_real_world_is_visible_to_other_threads_during_a_run(outer):
-    """Only ranks' threads are redirected."""
-    found = []
+def test_a_real_world_is_visible_to_threads_that_were_there_before_a_run(outer):
+    """A thread that a rank starts does not see it, and cannot found another one in its place."""
+    asked, answered, found = threading.Event(), threading.Event(), []
+
+    def ask():
+        asked.wait(20)
+        found.append((dist.get_rank(), dist.get_world_size()))
+        answered.set()
+
+    def send():
+        found.append(dist.is_initialized())
+        try:
+            dist.send(torch.zeros(1), 7)  # gloo would look for the address of a rank 7 beyond its table of one
+        except ValueError as error:
+            found.append(str(error))
+        c10d._world.default_pg = "another"
 
     def program():
-        thread = threading.Thread(target=lambda: found.append((dist.get_rank(), dist.get_world_size())))
+        asked.set()
+        answered.wait(20)
+        thread = threading.Thread(target=send)
         thread.start()
         thread.join()
 
-    results(program, 2)
-    assert found == [(0, 1)] * 2
+    before = threading.Thread(target=ask)
+    before.start()
+    results(program, 1)
+    before.join()
+    assert found[:2] == [(0, 1), False]
+    assert "not been initialized" in found[2]
+    assert dist.group.WORLD is outer
+
+
+def test_a_thread_that_wakes_after_its_run_cannot_reach_the_real_world(outer):
+    """Nor can one that it starts then. The last of them gives the caller's bookkeeping back."""
+    world, over, found = c10d._world, threading.Event(), []
+
+    def late(further):
+        over.wait(20)
+        found.append(dist.is_initialized())
+        if further:
+            thread = threading.Thread(target=late, args=(further - 1,))
+            thread.start()
+            thread.join()
+
+    def program():
+        thread = threading.Thread(target=late, args=(2,), name="late")
+        thread.start()
+
+    results(program, 1)
+    (left,) = [thread for thread in threading.enumerate() if thread.name == "late"]
+    assert results(dist.get_world_size, 2) == [2, 2]
+    assert dist.get_world_size() == 1
+    over.set()
+    left.join(5)
+    assert found == [False] * 3
+    results(dist.get_rank, 1)
+    assert c10d._world is world
+    assert dist.group.WORLD is outer
 
 
 def test_a_thread_left_behind_cannot_reach_the_real_world(outer):

@@ -98,6 +98,20 @@ def test_a_process_that_ends_in_the_implementation_is_its_failure(world: World) 
     assert failure.kind == "died"
 
 
+def test_a_thread_that_sends_when_its_call_has_returned_cannot_end_the_simulated_world() -> None:
+    """During the run, and in one that comes after it; both are right, and the process is the same."""
+    world = ContainedWorld()
+    try:
+        for seconds in (0.0, 0.2):
+            assert ran(world, programs.sends_late, seconds).failure is None
+        (process,) = world.processes
+        time.sleep(1.0)
+        assert ran(world, programs.raises_in_ours, "nowhere").failure is None
+        assert world.processes == [process]
+    finally:
+        world.close()
+
+
 def test_a_deadline_that_ends_in_our_code_says_nothing_of_the_implementation(world: World) -> None:
     """It was late because of us, or of the machine."""
     with pytest.raises(TooEarly, match="in code of ringverify itself"):

@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -126,8 +126,13 @@ class RankBookkeeping:
         self.pg_to_tag.clear()
 
 
+def _no_rank(*_: Any) -> NoReturn:
+    """Stand for what only a rank does, in the bookkeeping of threads that are none."""
+    raise RuntimeError("this thread is no rank")
+
+
 class _BookkeepingByThread:
-    """Stands in for `distributed_c10d._world`: a rank's thread sees its own bookkeeping, all others the outer one."""
+    """Stands in for `distributed_c10d._world`, see `RankThreads`."""
 
     def __init__(self, outer: Any, of_thread: threading.local, threads: RankThreads) -> None:
         object.__setattr__(self, "outer", outer)
@@ -153,15 +158,18 @@ class _BookkeepingByThread:
             world = self._of_thread.bookkeeping
         except AttributeError:
             self._threads.strange()
-            world = self.outer
+            world = self._threads.of_no_rank(self.outer)
         return getattr(world, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(getattr(self._of_thread, "bookkeeping", self.outer), name, value)
+        setattr(self._threads.mine() or self._threads.of_no_rank(self.outer), name, value)
 
 
 class RankThreads:
-    """Gives ranks' threads their own `torch.distributed` while installed, and every other thread the one it had.
+    """Gives ranks' threads their own `torch.distributed` while installed, and threads that were there before the outer.
+
+    Any other thread finds it not initialised, for it may be one that a rank has started. The outer world has other
+    ranks: gloo does not check to which of them a message goes, and may end the process.
 
     Attributes:
         strangers: whether a thread that is no rank's has used `torch.distributed` since the run began.
@@ -171,6 +179,8 @@ class RankThreads:
     def __init__(self) -> None:
         self.strangers, self.strange_calls = False, 0
         self._known: frozenset[threading.Thread] = frozenset()
+        self._outer_threads = self._known
+        self._not_initialised = RankBookkeeping(0, 0, _no_rank, _no_rank)
         self._of_thread = threading.local()
         self._outer_helper: Callable[..., Any] | None = None
         self._leaving = threading.Lock()
@@ -194,9 +204,15 @@ class RankThreads:
         isolate(True)
         self.strangers, self.strange_calls, self._known = False, 0, frozenset(threading.enumerate())
         if self._outer_helper is None:
+            self._outer_threads, self._not_initialised = self._known, RankBookkeeping(0, 0, _no_rank, _no_rank)
             self._outer_helper = c10d._new_process_group_helper
             c10d._new_process_group_helper = self._new_process_group_helper  # type: ignore[assignment] # fewer types
             c10d._world = _BookkeepingByThread(c10d._world, self._of_thread, self)  # type: ignore[assignment] # a stand-in
+        self._outer_threads |= {threading.current_thread()}
+
+    def of_no_rank(self, outer: Any) -> Any:
+        """Return the bookkeeping that the calling thread finds, which is no rank's."""
+        return outer if threading.current_thread() in self._outer_threads else self._not_initialised
 
     def strange(self) -> None:
         """Note that a thread that is no rank's uses `torch.distributed`, if the thread began after the run."""
@@ -210,23 +226,27 @@ class RankThreads:
                 return
             frame = frame.f_back
 
-    def remove(self, ranks: Iterable[RankBookkeeping], *, keep: bool) -> None:
-        """Give the outer `torch.distributed` back.
+    def remove(self, ranks: Iterable[RankBookkeeping]) -> bool:
+        """Give the outer `torch.distributed` back, unless a thread lives on that must not see it.
 
         Args:
             ranks: the ranks of the run that ends. One that still runs finds `torch.distributed` not initialised.
-            keep: leave the per-thread bookkeeping in place, because a thread lives on that must not see the outer one.
+
+        Returns:
+            Whether the outer one is back. If not, the per-thread bookkeeping stays until a later run ends.
         """
         with self._leaving:
             for bookkeeping in ranks:
                 bookkeeping.close()
             _interface("_set_thread_isolation_mode")(False)
         outer = c10d._world.outer if isinstance(c10d._world, _BookkeepingByThread) else c10d._world
-        if self._outer_helper is not None and not keep:
+        alone = self._outer_threads.issuperset(threading.enumerate())
+        if self._outer_helper is not None and alone:
             c10d._world = outer
             c10d._new_process_group_helper = self._outer_helper
             self._outer_helper = None
         _interface("_set_global_rank")(-1 if outer.default_pg is None else outer.default_pg.rank())
+        return alone
 
     def enter(self, bookkeeping: RankBookkeeping, store: Any) -> None:
         """Make the calling thread a rank, with its default group initialised and backward on the same thread."""

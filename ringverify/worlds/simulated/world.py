@@ -168,9 +168,7 @@ class _Ranks:
                 with warnings.catch_warnings():
                     pass  # its end makes Python notice that the filters are others
             warnings.showwarning = show
-            _ABANDONED[:] = [thread for thread in [*_ABANDONED, *self._threads] if thread.is_alive()]
-            _RANK_THREADS.remove(self._bookkeeping.values(), keep=bool(_ABANDONED))
-            if not _ABANDONED:
+            if _RANK_THREADS.remove(self._bookkeeping.values()):
                 os._exit = _OUTER["exit"]
         if self._unavailable is not None:
             raise self._unavailable
@@ -308,10 +306,6 @@ def _no_collector() -> Iterator[None]:
         if collects:
             gc.enable()
 
-
-_ABANDONED: list[threading.Thread] = []
-"""Threads of earlier runs that would not end. While one lives, it must not reach the outer `torch.distributed`, nor the
-real `os._exit`."""
 
 _OUTER: dict[str, Any] = {}
 

@@ -5,6 +5,7 @@ And they hear of one another whether gradients are wanted.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import pytest
@@ -16,6 +17,7 @@ from ringverify.ring import DilatedRingAttention, RingAttention, ring_attention,
 from ringverify.ring.agreement import check_agreement, disagreement
 from ringverify.ring.group import Ring
 from ringverify.ring.method import METHODS
+from ringverify.worlds.processes.gloo import GlooWorld
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -206,21 +208,68 @@ def test_a_call_that_is_the_same_costs_one_gather(gathers):
 
 
 def test_a_call_without_gradients_compares_where_something_is_inferred_or_there_are_sinks(gathers):
-    """As while decoding, where a gather would be a part of the time."""
+    """As while decoding, where a gather would be a part of the time: only the first call of a group costs one."""
     lengths = {"query_length": 8, "key_length": 8}
+    with_sinks = {"sinks": torch.zeros(2), **lengths}
 
-    def quietly(how):
+    def quietly(*calls):
         with torch.no_grad():
-            return ring_attention(*tensors(4), **how)
+            return [ring_attention(*tensors(4), **how) for how in calls]
 
-    for how, expected in (
-        (lengths, 0),
-        ({"query_length": 8}, 1),
-        ({"sinks": torch.zeros(2), **lengths}, 1),
-        ({"check_shards": True, **lengths}, 1),
+    for calls, expected in (
+        ([lengths], 1),
+        ([lengths, lengths, lengths], 1),
+        ([lengths, {"query_length": 8}, lengths], 2),
+        ([lengths, with_sinks, lengths], 3),  # some layers have sinks: of each, all ranks or none
+        ([lengths, {"check_shards": True, **lengths}], 2),
+        ([{"check_shards": False, **lengths}, lengths], 1),
     ):
-        _, found = gathers(lambda rank, how=how: quietly(how))
-        assert found == [expected, expected], how
+        _, found = gathers(lambda rank, calls=calls: quietly(*calls))
+        assert found == [expected, expected], calls
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sharding", ["contiguous", "replicated_query"])
+@pytest.mark.parametrize("keys", [8, 20])
+@pytest.mark.parametrize("enabled", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("given", ["both lengths", "nothing"])
+@pytest.mark.parametrize("odd", [0, 2])
+def test_sinks_on_some_ranks_only_are_refused_on_all(method, sharding, keys, enabled, given, odd):
+    """In the first call of a group, and where a call before had sinks: none waits for the others."""
+    lengths = {"query_length": 9, "key_length": 3 * keys} if given == "both lengths" else {}
+    queries = 9 if sharding == "replicated_query" else 3
+    how = {"method": method, "sharding": sharding, **lengths}
+    sinks = torch.zeros(2)
+
+    def call(rank, before):
+        with torch.set_grad_enabled(enabled):
+            for all_have_some in before:
+                ring_attention(*tensors(queries, keys), sinks=sinks if all_have_some else None, **how)
+            ring_attention(*tensors(queries, keys), sinks=sinks if rank == odd else None, **how)
+
+    without = "0, 1" if odd else "1, 2"
+    parts = [f"given on rank {odd}", f"None on ranks {without}"]
+    words = " and ".join(parts if odd == 0 else parts[::-1])
+    for before in ((), (True,), (False, True)):
+        message = said(lambda rank, before=before: call(rank, before), 3)
+        assert message == f"the ranks do not make the same call: sinks is {words}; give every rank the same"
+
+
+def decode_with_sinks_on_rank_1(method):
+    """What a rank raises."""
+    how = {"sharding": "replicated_query", "query_length": 1, "key_length": 8, "method": method}
+    with torch.no_grad(), pytest.raises(ValueError, match="sinks is None on rank 0 and given on rank 1") as raised:
+        ring_attention(*tensors(1, 4), sinks=torch.zeros(2) if dist.get_rank() else None, **how)
+    return str(raised.value)
+
+
+def test_processes_refuse_sinks_on_some_of_them_only():
+    """Over gloo, where one would wait for half an hour."""
+    with contextlib.closing(GlooWorld()) as world:
+        for method in METHODS:
+            run = world.run(decode_with_sinks_on_rank_1, method, world_size=2, seed=0, deadline=20)
+            assert run.failure is None, run.failure.detail
+            assert len(set(run.results)) == 1
 
 
 def test_a_rank_alone_has_nobody_to_ask(gathers):
@@ -228,6 +277,8 @@ def test_a_rank_alone_has_nobody_to_ask(gathers):
     _, found = gathers(lambda rank: ring_attention(*tensors(4), check_shards=True), 1)
     assert found == [0]
     assert ring_attention(*tensors(4), check_shards=True).shape == (1, 4, 2, 4)
+    with torch.no_grad():
+        assert ring_attention(*tensors(4), query_length=4, key_length=4).shape == (1, 4, 2, 4)
 
 
 def every(step):
