@@ -10,6 +10,16 @@ from typing import Any
 from ringverify.errors import complain
 
 
+class Gathered(argparse.Action):
+    """Adds the values of an option that is given several times, each of which holds some."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Add the values to those given before."""
+        setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *values))
+
+
 def names(text: str) -> tuple[str, ...]:
     """Parse names separated by commas."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())

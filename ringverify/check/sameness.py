@@ -101,9 +101,7 @@ def _accounts_for(shown: Counterexample, violation: Violation, case: Case, runne
     causes, told = shown.diagnosis.causes, shown.violation.finding
     if not causes or told is None or tensors <= set(told.tensors):
         return True
-    seen = runner.run(case, gradients=runner.capabilities.gradients)
-    scene = Scene(case, runner.capabilities, seen)
-    return seen.failure is None and any(cause.explains(scene) is not None for cause in causes)
+    return _explains(causes, case, runner)
 
 
 def _plain(earlier: ToldFailure, property: Property, case: Case, runner: Runner, other: Runner) -> Case | None:
@@ -201,13 +199,13 @@ def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property
 
 def _explains(causes: Sequence[Hypothesis], case: Case, runner: Runner) -> bool:
     """Return whether one of some causes gives the results of a case, which are wrong and not all rounding."""
-    if case.chunks:
-        return False
-    seen = runner.run(case, gradients=runner.capabilities.gradients)
-    if seen.failure is not None:
-        return False
-    scene = Scene(case, runner.capabilities, seen)
-    return comparable(scene) and bool(wrong_tensors(scene)) and any(one.explains(scene) is not None for one in causes)
+    scenes = []
+    for call in case.calls[-2:] if case.chunks else (case,):  # faults are predicted a call at a time
+        seen = runner.run(call, gradients=runner.capabilities.gradients)
+        if seen.failure is not None or not comparable(scene := Scene(call, runner.capabilities, seen)):
+            return False
+        scenes += [scene] if wrong_tensors(scene) else []
+    return bool(scenes) and any(all(one.explains(scene) is not None for scene in scenes) for one in causes)
 
 
 def _steady(shown: Counterexample) -> bool:
