@@ -233,6 +233,28 @@ SLICES = {text: at for text, at in POSITIONS.items() if text.startswith(("counte
 """Positions at which rows of results may be taken."""
 
 
+def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints]) -> At:
+    """Return the positions of rows of the whole in the order of the shards, beginning with one for each rank."""
+
+    def at(pairs: Pairs, x: OneSide) -> Ints:
+        order = np.concatenate(x.shards)
+        row = of(pairs, x) + x.place
+        inside = (row >= 0) & (row < len(order))
+        return np.where(inside, order[np.clip(row, 0, max(0, len(order) - 1))], x.total) if len(order) else row
+
+    return at
+
+
+SLICES |= {
+    f"of rows from the rank times {what} on, in the order of the shards": _in_order_of_shards(of)
+    for what, of in {
+        "the rank's own number of rows": lambda pairs, x: x.rank * x.count,
+        "rows // ranks": lambda pairs, x: x.rank * (x.total // pairs.size),
+        "the longest shard": lambda pairs, x: x.rank * max(map(len, x.shards)),
+    }.items()
+}
+
+
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """Yield what explains the gradients of cases whose out and lse are right, and rows that are in the wrong place.
 

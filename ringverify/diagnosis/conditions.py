@@ -230,6 +230,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "padded": ("key_lengths below the length", "key_lengths", 1.1, lambda one: one.padded),
     "padded_rank": ("key_lengths that leave a rank without keys", "key_lengths", 1.4,
         lambda one: one.padded and any(len(r) > 0 and min(one.p.key_lengths or ()) <= r.min() for r in one.keys)),
+    "cut_lengths": ("a key length that the ranks do not divide", "key_lengths+ranks", 1.42,
+        lambda one: any(length % one.case.world_size for length in one.p.key_lengths or ())),
     "no_key_entry": ("a batch entry without keys", "key_lengths", 1.4,
         lambda one: one.p.key_lengths is not None and 0 in one.p.key_lengths),
     "ragged": ("key_lengths that differ between batch entries", "key_lengths+batch", 1.4,

@@ -42,6 +42,13 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _placed_in_shards,
         0.75,
     )
+    for up in (False, True):
+        yield Otherwise(
+            f"a segment is looked for on segment length // shard ranks{', rounded up,' if up else ''} from that of its "
+            "beginning on, and what it has on later ones is left out",
+            functools.partial(_on_fewer_ranks, up),
+            0.75,
+        )
     for text, of in OFFSETS.items():
         yield Otherwise(f"the offset of head h in a dilation is {text}", functools.partial(_offset, of), 0.5)
 
@@ -85,3 +92,18 @@ def _offset(of: Callable[[int, int, int], Ints], pairs: Pairs) -> Counts | None:
         offset = of(p.heads, p.group_size, r)[:, None, None]
         total += (i // w == j // w) & (i % w % r == offset) & (j % w % r == offset)
     return total * pairs.counts(lambda name: None if name == "dilation" else (i, j))
+
+
+def _on_fewer_ranks(up: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without the keys of a segment that lie too many ranks after its beginning."""
+    p, shards = pairs.problem, pairs.keys.shards
+    if p.dilation is None or pairs.case.sharding != "contiguous":
+        return None
+    i, j = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else (i, j)), np.zeros_like(pairs.true)
+    here = max(1, *(len(held) for held in shards))
+    for number, (w, _) in enumerate(p.dilation.branches):
+        begins = pairs.keys.rank[0, np.minimum(j[0] // w * w, p.nk - 1)][None]
+        ranks = max(1, -(-w // here) if up else w // here)
+        total += branch(pairs, number, i, j) * (pairs.keys.rank < begins + ranks)
+    return rest * total

@@ -21,6 +21,7 @@ from ringverify.diagnosis.documents import (
     document_before,
     documents_numbered,
     in_front,
+    one_end_ignored,
     together,
 )
 from ringverify.diagnosis.merges import ways_to_merge
@@ -44,6 +45,7 @@ from ringverify.diagnosis.positions import (
     by_own_length,
     keys_at,
     late,
+    level_with_the_last,
     of_world,
     queries_at,
 )
@@ -217,6 +219,22 @@ def _made() -> Iterator[Otherwise]:
         ("positions before the first document attend each other", in_front),
     ):
         yield Otherwise(says, functools.partial(documents_numbered, numbers), 0.5)
+    for beginning, which in ((True, "before"), (False, "after")):
+        bound = "end" if beginning else "beginning"
+        says = f"keys {which} a document are attended by its queries: only its {bound} bounds"
+        yield Otherwise(says, functools.partial(one_end_ignored, beginning), 0.5)
+    for constraints, what in (
+        (("causal",), "the causal mask is"),
+        (("causal", "window"), "the causal mask and the window are"),
+    ):
+        says = f"{what} made as if a rank's last query of a document, or of all, were level with its last key"
+        yield Otherwise(says, functools.partial(_level, constraints), 1)
+    for up in (False, True):
+        says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
+        yield Otherwise(says, functools.partial(_share_of_lengths, up), 0.75)
+    for packed, text in ((True, "row // heads of the group"), (False, "row mod queries")):
+        says = f"the heads of a group are packed as rows, of which the mask takes {text} for the query"
+        yield Otherwise(says, functools.partial(_packed, packed), 0.5)
     yield from ways_to_dilate()
     yield Otherwise(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
@@ -244,6 +262,40 @@ def _made() -> Iterator[Otherwise]:
 
 def _counted(times: int, pairs: Pairs) -> Counts:
     return times * pairs.true
+
+
+def _level(constraints: tuple[str, ...], pairs: Pairs) -> Counts | None:
+    """Return counts with these constraints made as if queries were level with the end of what they attend."""
+    if not pairs.problem.causal:
+        return None
+    level, plain = (level_with_the_last(pairs), pairs.keys.p), (pairs.queries.p, pairs.keys.p)
+    return pairs.counts(lambda name: level if name in constraints else plain)
+
+
+def _share_of_lengths(up: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if each rank's keys that are no padding are a whole share of the key length."""
+    p, lengths = pairs.problem, np.array(pairs.problem.key_lengths or ())
+    if not len(lengths):
+        return None
+    each = (-(-lengths // pairs.size) if up else lengths // pairs.size)[:, None, None, None]
+    rest = pairs.counts(lambda name: None if name == "key_lengths" else (pairs.queries.p, pairs.keys.p))
+    return np.where(pairs.keys.place < each, rest, 0) if p.key_lengths else None
+
+
+def _packed(by_heads: bool, pairs: Pairs) -> Counts:
+    """Return counts if query n of head g of a group is a row of its own, and has the mask of another row's query.
+
+    Rows are (head, query), and the query taken is the row divided by the heads; or (query, head), and it is the row
+    modulo the queries.
+    """
+    group, x = pairs.problem.group_size, pairs.queries
+    found = np.empty_like(pairs.true)
+    place, count, rank = x.place[:, 0], np.maximum(1, x.count[:, 0]), x.rank[:, 0]
+    for head in range(pairs.problem.heads):
+        g = head % group
+        other = (g * count + place) // group if by_heads else (place * group + g) % count
+        found[:, head] = pairs.true[:, head, x.at(rank, other)]
+    return found
 
 
 def _in_a_ring(counts: Callable[[Pairs], Counts | None], pairs: Pairs) -> Counts | None:

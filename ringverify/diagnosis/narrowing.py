@@ -196,6 +196,11 @@ _ROUNDING += [
         ("accumulates",),
     ),
     (
+        "the running sum of exponentials is rounded to the input dtype after every hop",
+        online(total=rounded),
+        ("accumulates",),
+    ),
+    (
         "the factor by which running sums are rescaled is rounded to the input dtype",
         online(factor=rounded),
         ("accumulates",),

@@ -828,7 +828,8 @@ def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[R
             ("wrong on every rank but the first", lambda size: range(1, size), 2),
             ("wrong on every rank but the last", lambda size: range(size - 1), 2),
         ]
-        for text, pattern, least in patterns[: 3 if where else None]:  # every rank but the first is no news there
+        causal = all(case.problem.causal for case, _ in runs)  # then a mask alone may spare the first rank, or the last
+        for text, pattern, least in patterns[: 3 if causal else None]:
             if all(ranks == frozenset(pattern(size)) for size, ranks in wrong.items()):
                 yield Requirement(where + text, lambda case, least=0 if where else least: case.world_size >= least)  # type: ignore[misc]
                 return

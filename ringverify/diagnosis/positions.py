@@ -161,3 +161,17 @@ def late(x: OneSide, pairs: Pairs) -> Mask:
         return x.place >= x.count - x.count // 2
     early = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])
     return x.place >= early[x.rank]
+
+
+def level_with_the_last(pairs: Pairs) -> Ints:
+    """Positions of queries if a rank's last one in a document, or in all, is level with the last key there."""
+    p, i = pairs.problem, pairs.queries.p[:, 0]
+    offsets = np.array(p.documents or (0, p.nk))
+    number = np.searchsorted(offsets, i, side="right") - 1
+    found = i.copy()
+    for rank in range(len(pairs.queries.shards)):
+        for document in range(len(offsets) - 1):
+            here = (pairs.queries.rank[:, 0] == rank) & (number == document)
+            if here.any():
+                found[here] += offsets[document + 1] - 1 - p.diagonal - i[here].max()
+    return found[:, None]

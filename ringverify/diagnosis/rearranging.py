@@ -74,9 +74,11 @@ def _times(number: int, *, back: bool) -> Rearranged:
     return change
 
 
-def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
+def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable[[Scene], float | None]:
+    """Return the judge of tensors in another order, which may be one of what the ranks have."""
+
     def judge(scene: Scene) -> float | None:
-        if scene.replicated or scene.size == 1:
+        if of_ranks and (scene.replicated or scene.size == 1):
             return None if wrong_tensors(scene) else 0.0
 
         def back(of_keys: int, x: Array) -> Array:
@@ -148,6 +150,14 @@ BY_DIVISOR: dict[str, Rearranged] = {
         ("heads (head, rank) as (rank, head)", _turns_of_heads),
     )
 }
+BY_GROUP: dict[str, Rearranged] = {
+    "heads (key head, head of the group) as (head of the group, key head)": functools.partial(
+        _heads_by_turns, lambda scene: scene.problem.hk
+    ),
+    "heads (head of the group, key head) as (key head, head of the group)": functools.partial(
+        _turns_of_heads, lambda scene: scene.problem.hk
+    ),
+}
 PIECES: dict[str, Rearranged] = {
     "pieces (rank, batch, tokens) as (batch, rank, tokens), so that batch elements are mixed": _batch_for_rank,
 }
@@ -165,8 +175,12 @@ REARRANGED.append(
         judge=_judge_padded_heads,
     )
 )
-for how, change in (BY_RANK | BY_DIVISOR).items():
-    REARRANGED.append(Hypothesis(f"lse is read in the wrong order: {how}", STEPS, judge=_judge(change, "l")))
+for how, change in (BY_RANK | BY_DIVISOR | BY_GROUP).items():
+    says = f"lse is read in the wrong order: {how}"
+    REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(change, "l", of_ranks=how not in BY_GROUP)))
+for how, change in BY_GROUP.items():
+    says = f"results are read in the wrong order: {how}"
+    REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(change, "o", of_ranks=False)))
 for text, number in {
     "are not put in order": 1,
     "are put in order by the inverse of the permutation that does": 2,

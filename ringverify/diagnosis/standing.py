@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence, Set
 
 from ringverify.cases.case import Case
+from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.needs import Requirement
 from ringverify.diagnosis.rows import FaultyRows
@@ -76,7 +77,16 @@ class Standing:
             (self.confirmed if wrong else self.right).append(scene)
         elif not wrong:
             (self.elsewhere if elsewhere else self.excused).append(scene)
+        if more is None and wrong and self._undetermined(scene):
+            return True
         return more is not None or not (wrong or self.hypothesis.allowed_by is not None)
+
+    def _undetermined(self, scene: Scene) -> bool:
+        """Whether a mask of the backward alone may give keys to rows without any: what stands for their lse decides."""
+        masks = not self.hypothesis.steps.changed.isdisjoint(reproducing.MASK)
+        return (
+            masks and self.hypothesis.when == "backward" and bool((scene.truth.intermediates.m == 0).all(axis=-1).any())
+        )
 
     def settled(self, smallest: Scene, requires: Sequence[Requirement]) -> Standing | None:
         """Return the hypothesis with the condition under which it explains every case; `None` if there is none.

@@ -36,6 +36,12 @@ def ways_to_split() -> Iterator[Otherwise]:
             functools.partial(_without_rest, parts),
             0.75,
         )
+    for tile in (1, *TILES):
+        yield Otherwise(
+            f"a rank's keys past the mean share of all, in whole tiles of {tile}, are left out",
+            functools.partial(_past_mean_share, tile),
+            1,
+        )
 
 
 PADDED: dict[str, Callable[[Pairs], Mask]] = {
@@ -131,3 +137,9 @@ def _tile_padding(tile: int, there: Callable[[Pairs], Mask], pairs: Pairs) -> Co
     lacking = np.array([-len(held) % tile for held in pairs.keys.shards])
     found: Counts = np.broadcast_to(lacking * there(pairs), (*pairs.true.shape[:3], len(lacking))).sum(axis=-1)
     return found
+
+
+def _past_mean_share(tile: int, pairs: Pairs) -> Counts:
+    """Return counts without the keys of a rank that are past ceil(Nk / ranks) in whole tiles."""
+    share = -(-pairs.keys.total // pairs.size)
+    return np.where(pairs.keys.place >= -(-share // tile) * tile, 0, pairs.true)

@@ -240,6 +240,7 @@ def online(
     sums: bool = True,
     totals: bool = True,
     kept: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
+    total: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     weights: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     way: Callable[[Tensor], Tensor] = lambda x: x,
     factor: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
@@ -251,6 +252,7 @@ def online(
         sums: whether Σ w v is rescaled where the maximum grows.
         totals: whether Σ w is.
         kept: what is kept of Σ w v after every hop.
+        total: what is kept of Σ w after every hop.
         weights: what w is taken for where it is multiplied with v.
         way: changes the difference of maxima from which the factor is computed.
         factor: what the factor is taken for.
@@ -272,7 +274,7 @@ def online(
 
     def accumulate(steps: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
         if running is None:
-            return (kept(here, new[0]), *new[1:])
+            return kept(here, new[0]), total(here, new[1]), new[2]
         top = torch.maximum(running[2], new[2])
         shift = torch.where(top == -math.inf, 0.0, top)
         before, of_new = factor(here, torch.exp(way(running[2] - shift))), torch.exp(new[2] - shift)
@@ -280,13 +282,13 @@ def online(
         of_sums, of_totals = (before if scaled else torch.ones_like(before) for scaled in (sums, totals))
         return (
             kept(here, of_sums[..., None] * running[0] + of_new[..., None] * new[0]),
-            of_totals * running[1] + of_new * new[1],
+            total(here, of_totals * running[1] + of_new * new[1]),
             top,
         )
 
     def normalise(running: Online) -> Partial:
-        out, total, top = running
-        return Partial(out / torch.where(total == 0, 1.0, total)[..., None], top + total.log())
+        out, whole, top = running
+        return Partial(out / torch.where(whole == 0, 1.0, whole)[..., None], top + whole.log())
 
     def nothing(here: Here, q: Tensor, dim: int) -> Online:
         none = q.new_zeros(q.shape[:3])

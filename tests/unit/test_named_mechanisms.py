@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringref.problem import Dilation, Problem
+from ringref.sharding import PageTable
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Runner
@@ -561,7 +562,62 @@ def offset_by_floor(steps, here, hop, owner):
     return ((i // w == j // w) & (i % w % r == offset) & (j % w % r == offset)).long()[None]
 
 
+def packed_by_heads(steps, here, hop, owner):
+    """Row (head, query) of a group has the mask of the query with its number divided by the heads."""
+    group, count = here.problem.group_size, len(here.call.positions)
+    found = multiplicity(steps, here, hop, owner).expand(-1, here.problem.heads, -1, -1)
+    rows = [(head % group * count + torch.arange(count)) // group for head in range(here.problem.heads)]
+    return torch.stack([found[:, head, row] for head, row in enumerate(rows)], dim=1)
+
+
+def beyond_the_shard(here, owner, i, j):
+    """A document's keys after the rank's last query are there, and that query is level with the last of them."""
+    offsets = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    number = torch.bucketize(i[:, 0], offsets, right=True) - 1
+    last = torch.stack([i[:, 0][number == each].max() for each in number])[:, None]
+    return j <= i + offsets[number + 1][:, None] - 1 - last
+
+
+def level(steps, here, hop, owner):
+    """The causal mask of documents that go on beyond the shard."""
+    i, j = here.call.positions[:, None], here.shards[owner][None]
+    free = replace(steps, causal=lambda problem, i, j: torch.ones(len(i), j.size(-1), dtype=torch.bool))
+    return multiplicity(free, here, hop, owner) * beyond_the_shard(here, owner, i, j)
+
+
+def on_fewer_ranks(steps, here, hop, owner):
+    """A segment is looked for on as many ranks as it has whole shards."""
+    w, _ = here.problem.dilation.branches[0]
+    j, size = here.shards[owner], len(here.shards[0])
+    return multiplicity(steps, here, hop, owner) * (owner < j // w * w // size + max(1, w // size))
+
+
 READ = {
+    "the heads of a group are packed as rows, of which the mask takes row // heads of the group for the query": (
+        replace(STEPS, pattern=packed_by_heads),
+        [case_of(heads=4, key_heads=2, causal=True), case_of(heads=3, key_heads=1, size=2, causal=True)],
+        [case_of(causal=True)],
+    ),
+    "the causal mask is made as if a rank's last query of a document, or of all, were level with its last key": (
+        replace(STEPS, pattern=level),
+        [case_of(causal=True), case_of(causal=True, size=2), case_of(causal=True, documents=(0, 5, 12))],
+        [case_of(causal=True, size=1)],
+    ),
+    "keys before a document are attended by its queries: only its end bounds": (
+        otherwise("documents", lambda problem, i, j: numbered(problem.documents, j) <= numbered(problem.documents, i)),
+        [case_of(documents=(0, 5, 12)), case_of(documents=(0, 2, 7, 12), size=2)], [case_of()],
+    ),
+    "every rank has key_lengths // ranks keys, and the others are padding": (
+        where(lambda here, owner, i, j: torch.arange(j.size(1)) < here.problem.key_lengths[0] // here.size),
+        [case_of(key_lengths=(7,), sharding="striped"), case_of(key_lengths=(11,), sharding="striped", size=2)],
+        [case_of(key_lengths=(6,), sharding="striped")],
+    ),
+    "a segment is looked for on segment length // shard ranks from that of its beginning on, and what it has on later "
+    "ones is left out": (
+        replace(STEPS, pattern=on_fewer_ranks),
+        [case_of(dilation=Dilation(((5, 1),), heads="shared")), case_of(dilation=Dilation(((7, 2),), heads="shared"))],
+        [case_of(dilation=Dilation(((4, 1),), heads="shared"))],
+    ),
     "a tile of 4 queries of a shard attends no key after the end of the document of its first query": (
         where(up_to_the_first_ones_document),
         [case_of(documents=(0, 5, 12), causal=True), case_of(documents=(1, 2, 7, 11), causal=True, size=2)],
@@ -1019,3 +1075,77 @@ def test_key_heads_that_are_padded_like_heads_are_told():
     cases = [case_of(heads=2, key_heads=1, size=2), case_of(heads=2, key_heads=1, size=2, causal=True)]
     scenes, _ = seen(Implementation(attend, "padded heads", declared), cases, gradients=False)
     assert any(text.startswith("heads and key heads are each padded") for text in explaining(REARRANGED, scenes))
+
+
+def test_rows_past_the_mean_share_of_pages_are_told():
+    """A rank that holds more of a cache than the mean reads no more than that."""
+
+    def attend(q, k, v, call):
+        read = -(-call.problem.nk // call.world_size)
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k[:, :read])
+        lses = [torch.empty_like(s[..., 0]) for _ in range(call.world_size)]
+        dist.all_gather(lses, s.logsumexp(-1), group=call.group)
+        lse = torch.stack(lses).logsumexp(0)
+        out = torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v[:, :read])
+        dist.all_reduce(out, group=call.group)
+        return out, lse
+
+    declared = Capabilities(
+        query_sharding="replicated", key_sharding="pages", causal="both", lse=True, gradients=False, incremental=True,
+        cross_lengths=True,
+    )  # fmt: skip
+    tables = [PageTable(2, ((0, 1, 2, 3), (4,), (5,))), PageTable(3, ((0, 1, 2), (3,)))]
+    problem = Problem(query_length=12, heads=2, head_dim=3)
+    cases = [
+        Case(problem=problem, sharding="replicated/pages", world_size=len(table.pages), page_table=table, seed=1)
+        for table in tables
+    ]
+    scenes, probe = seen(Implementation(attend, "mean", declared), cases, gradients=False)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    assert "a rank's keys past the mean share of all, in whole tiles of 1, are left out" in explaining(found, scenes)
+
+
+def test_heads_of_lse_in_the_order_of_groups_are_told():
+    """On one rank too: what is mixed up is the group, not the ranks."""
+
+    def attend(q, k, v, call):
+        out, lse = PLAIN.function(q, k, v, call)[:2]
+        p = call.problem
+        return out, lse[:, torch.arange(p.heads).reshape(p.hk, -1).T.ravel()]
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    cases = [case_of(heads=4, key_heads=2, size=1), case_of(heads=6, key_heads=2, size=2)]
+    scenes, _ = seen(Implementation(attend, "lse", declared), cases, gradients=False)
+    says = "lse is read in the wrong order: heads (key head, head of the group) as (head of the group, key head)"
+    assert says in explaining(REARRANGED, scenes)
+
+
+@pytest.mark.parametrize("sharding", ["contiguous", "striped"])
+def test_a_ranks_part_of_summed_gradients_that_begins_elsewhere_is_told(sharding):
+    """At the rank times its own length, where shards differ, in the order in which shards were gathered."""
+
+    class Passed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, call):
+            ctx.call = call
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            call, longest = ctx.call, -(-ctx.call.problem.nk // ctx.call.world_size)
+            padded = torch.nn.functional.pad(gradient, (0, 0, 0, 0, 0, longest - gradient.size(1))).contiguous()
+            every = [torch.empty_like(padded) for _ in range(call.world_size)]
+            dist.all_gather(every, padded, group=call.group)
+            sizes = [call.problem.nk // call.world_size + (r < call.problem.nk % call.world_size)
+                     for r in range(call.world_size)]  # fmt: skip
+            whole = torch.cat([x[:, :size] for x, size in zip(every, sizes, strict=True)], dim=1)
+            return whole[:, call.rank * sizes[call.rank] :][:, : sizes[call.rank]], None
+
+    def attend(q, k, v, call):
+        return PLAIN.function(q, Passed.apply(k, call), Passed.apply(v, call), call)
+
+    declared = replace(EVERYTHING, lse_gradient=False)
+    cases = [case_of(query_length=n, size=size, sharding=sharding) for n, size in ((11, 3), (7, 2))]
+    scenes, _ = seen(Implementation(attend, "sliced", declared), cases, gradients=True)
+    found = explaining(adding.hypotheses(scenes), scenes)
+    assert any("from the rank times the rank's own number of rows on, in the order of the shards" in x for x in found)
