@@ -109,6 +109,49 @@ NARROWED: list[Hypothesis] = [
 ]
 NARROWED += [_rounded(narrow, tensor) for narrow in ("bfloat16", "float16") for tensor in ("out", "dq", "dk", "dv")]
 
+NEAR = 2.0**-22
+"""How near to a number of the input dtype a sum of exponentials has to be, times 1 + |maximum| + |lse|."""
+
+
+def _judge_total(scene: Scene) -> float | None:
+    """Judge whether sums of exponentials are numbers of the input dtype, whichever way they were added up."""
+    dtype, inner = scene.problem.dtype, scene.truth.intermediates
+    if dtype not in COARSE or dtype == "float32" or scene.inputs.sinks is not None:
+        return None if wrong_tensors(scene) else 0.0
+    if "lse" not in scene.tensors or "dq" in scene.tensors:
+        return None
+    top = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
+    tiles = UNIT_ROUNDOFF[dtype] * np.maximum(1, (inner.m > 0).sum(axis=-1))
+    worst = 0.0
+    for rank in range(scene.size):
+        seen, true, most = scene.seen("lse", rank), scene.true("lse", rank), scene.local("lse", top, rank)
+        there = true > -np.inf
+        with np.errstate(all="ignore"):
+            total, right = np.exp(seen - most), np.exp(true - most)
+            near = NEAR * (1 + np.abs(most) + np.abs(true)) * total
+            as_kept = (np.abs(total - round_to(total, dtype)) <= near) & (
+                np.abs(total - right) <= scene.local("lse", tiles, rank) * right + near
+            )
+            if not np.where(there, as_kept, seen == true).all():
+                return None
+            share = np.where(there, right / total, 1.0).swapaxes(1, 2)[..., None]
+            if (
+                margins(scene.seen("out", rank), scene.true("out", rank) * share, scene.limit("out", rank), dtype) > 1
+            ).any():
+                return None
+            worst = max(worst, float(np.abs(np.where(there, total - round_to(total, dtype), 0.0)).max(initial=0.0)))
+    return worst
+
+
+NARROWED.append(
+    Hypothesis(
+        "the sum of exponentials is kept in the input dtype: exp(lse - maximum) is one of its numbers in every row",
+        STEPS,
+        allowed_by=("accumulates",),
+        judge=_judge_total,
+    )
+)
+
 
 # -- rounding once more than declared ----------------------------------------------------------------------------------
 

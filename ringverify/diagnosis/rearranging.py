@@ -111,6 +111,23 @@ def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable
     return judge
 
 
+def _judge_joined(scene: Scene) -> float | None:
+    """Shards padded to the longest are joined and cut at N: zeros stay between them, and the last rows are lost."""
+    x, shards = scene.inputs, scene.shards[1]
+    longest = max(map(len, shards))
+    padded = [position for held in shards for position in [*held, *[-1] * (longest - len(held))]]
+    rows = np.array(padded[: scene.problem.nk], dtype=np.int64)
+    if scene.replicated or scene.case.sharding != "contiguous" or scene.problem.nq != scene.problem.nk:
+        return None if wrong_tensors(scene) else 0.0
+    if (rows == np.arange(len(rows))).all():
+        return None if wrong_tensors(scene) else 0.0
+    if any(name not in ("out", "lse") for name in scene.tensors):
+        return None
+    joined = {name: np.where((rows >= 0)[:, None, None], getattr(x, name)[:, rows], 0.0) for name in "qkv"}
+    y = dataclasses.replace(x, **joined)
+    return agree_with(scene, attention(scene.problem, y.q, y.k, y.v, y.dout, y.dlse, y.sinks), y)
+
+
 def _judge_padded_heads(scene: Scene) -> float | None:
     """Heads and key heads are padded to multiples of the ranks, so that a head has another number of the key head."""
     p, x, ranks = scene.problem, scene.inputs, scene.size
@@ -167,6 +184,14 @@ REARRANGED: list[Hypothesis] = [
     for how, change in (PIECES | BY_RANK).items()
     for what, names in (("results", "o"), ("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"))
 ]
+REARRANGED.append(
+    Hypothesis(
+        "q, k and v of shards padded to the longest are joined and cut at their length: zeros stay between the shards, "
+        "and the last rows are lost",
+        STEPS,
+        judge=_judge_joined,
+    )
+)
 REARRANGED.append(
     Hypothesis(
         "heads and key heads are each padded with zeros to a multiple of the ranks, so that heads belong to other key "

@@ -17,6 +17,7 @@ from ringverify.diagnosis import adding, carrying, crossing, reading, undefined
 from ringverify.diagnosis.diagnose import _in_shape, diagnose
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.narrowing import NARROWED
 from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.scene import Scene
@@ -1149,3 +1150,47 @@ def test_a_ranks_part_of_summed_gradients_that_begins_elsewhere_is_told(sharding
     scenes, _ = seen(Implementation(attend, "sliced", declared), cases, gradients=True)
     found = explaining(adding.hypotheses(scenes), scenes)
     assert any("from the rank times the rank's own number of rows on, in the order of the shards" in x for x in found)
+
+
+def test_a_sum_of_exponentials_in_the_input_dtype_is_told_whatever_the_tiles_are():
+    """By its digits, which lse shows; out is off by as much."""
+
+    def attend(q, k, v, call):
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float())
+        top = s.amax(-1, keepdim=True)
+        total = torch.zeros_like(top).to(q.dtype)
+        for w in (s - top).exp().split(5, -1):
+            total = (total + w.sum(-1, keepdim=True)).to(q.dtype)
+        out = torch.einsum("bhqk,bkhd->bqhd", (s - top).exp(), v.float()) / total.float().transpose(1, 2)
+        return out.to(q.dtype), (top + total.float().log())[..., 0]
+
+    declared = replace(LOCAL, causal="never", dtypes=("bfloat16",), lse=True, gradients=False)
+    cases = [case_of(size=1, query_length=n, dtype="bfloat16") for n in (7, 12)]
+    scenes, _ = seen(Implementation(attend, "total", declared), cases, gradients=False)
+    assert explaining(NARROWED, scenes) == [
+        "the sum of exponentials is kept in the input dtype: exp(lse - maximum) is one of its numbers in every row"
+    ]
+
+
+def test_shards_that_are_joined_with_their_padding_are_told_of_queries_too():
+    """As an all-to-all over sequences has them: rows of zeros between the shards, and the last rows are lost."""
+
+    def attend(q, k, v, call):
+        longest = -(-call.problem.nk // call.world_size)
+        every = []
+        for x in (q, k, v):
+            padded = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, longest - x.size(1))).contiguous()
+            parts = [torch.empty_like(padded) for _ in range(call.world_size)]
+            dist.all_gather(parts, padded, group=call.group)
+            every.append(torch.cat(parts, dim=1)[:, : call.problem.nk])
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", *every[:2])
+        out = torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), every[2])
+        return out[:, call.positions], s.logsumexp(-1)[..., call.positions]
+
+    declared = Capabilities(causal="never", lse=True, gradients=False, uneven=True)
+    cases = [case_of(query_length=n, size=size) for n, size in ((10, 3), (9, 4))]
+    scenes, _ = seen(Implementation(attend, "joined", declared), cases, gradients=False)
+    assert explaining(REARRANGED, scenes) == [
+        "q, k and v of shards padded to the longest are joined and cut at their length: zeros stay between the shards, "
+        "and the last rows are lost"
+    ]
