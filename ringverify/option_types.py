@@ -10,7 +10,7 @@ from typing import Any
 from ringverify.errors import complain
 
 
-class Gathered(argparse.Action):
+class Repeatable(argparse.Action):
     """Adds the values of an option that is given several times, each of which holds some."""
 
     def __call__(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringverify.option_types import OUTPUTS, Gathered, count, jobs, names, positive, seconds, sizes
+from ringverify.option_types import OUTPUTS, Repeatable, count, jobs, names, positive, seconds, sizes
 from ringverify.properties.suites import SCALE, SMOKE_EXAMPLES, SUITES
 
 
@@ -223,7 +223,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         else:
             group.add_argument(
                 *flags,
-                action=Gathered if option.read in (names, sizes) else "store",
+                action=Repeatable if option.read in (names, sizes) else "store",
                 type=option.read,
                 choices=option.choices or None,
                 metavar=option.metavar,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ringverify.option_types import AUTO, Gathered, Renamed, count, jobs, names, positive
+from ringverify.option_types import AUTO, Renamed, Repeatable, count, jobs, names, positive
 from ringverify.words import legible_lines
 
 
@@ -30,8 +30,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--merges", action="store_true", help="merges of partial results instead: wrong ones and correct ones"
     )
-    parser.add_argument("--only", action=Gathered, type=names, metavar="ID,…", help="these properties only")
-    parser.add_argument("--skip", action=Gathered, type=names, metavar="ID,…", default=(), help="not these properties")
+    parser.add_argument("--only", action=Repeatable, type=names, metavar="ID,…", help="these properties only")
+    parser.add_argument(
+        "--skip", action=Repeatable, type=names, metavar="ID,…", default=(), help="not these properties"
+    )
     parser.add_argument("--expected", type=Path, metavar="FILE", help="only the kills that this file expects")
     parser.add_argument("--write-expected", type=Path, metavar="FILE", help="with --matrix: write the cheapest kills")
     parser.add_argument("--seed", type=count, default=0, metavar="N", help="decides which cases are tried (default: 0)")

@@ -828,8 +828,9 @@ def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[R
             ("wrong on every rank but the first", lambda size: range(1, size), 2),
             ("wrong on every rank but the last", lambda size: range(size - 1), 2),
         ]
-        causal = all(case.problem.causal for case, _ in runs)  # then a mask alone may spare the first rank, or the last
-        for text, pattern, least in patterns[: 3 if causal else None]:
-            if all(ranks == frozenset(pattern(size)) for size, ranks in wrong.items()):
+        for text, pattern, least in patterns[: 3 if where else None]:  # every rank but the first is no news there
+            # A run may miss some ranks, unless all but one are said to be wrong: masks spare the first or last in some.
+            found = wrong.items() if "but" not in text else [(case.world_size, ranks) for case, ranks in runs]
+            if all(ranks == frozenset(pattern(size)) for size, ranks in found):
                 yield Requirement(where + text, lambda case, least=0 if where else least: case.world_size >= least)  # type: ignore[misc]
                 return

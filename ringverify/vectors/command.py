@@ -13,7 +13,7 @@ from rich.console import Console
 from ringverify.errors import UsageError
 from ringverify.implementation import Implementation
 from ringverify.merge_contract import MergeImplementation
-from ringverify.option_types import AUTO, Gathered, jobs, names
+from ringverify.option_types import AUTO, Repeatable, jobs, names
 from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.terminal import ProgressBar, Terminal
 from ringverify.words import say_on
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
         metavar="TARGET",
         help="run this implementation on the vectors; may be repeated",
     )
-    check.add_argument("--only", dest="ids", action=Gathered, type=names, metavar="ID,…", help="these vectors only")
+    check.add_argument("--only", dest="ids", action=Repeatable, type=names, metavar="ID,…", help="these vectors only")
     check.add_argument(
         "--world", choices=("simulated", "gloo", "nccl"), help="where a target's ranks run (default: what it declares)"
     )
