@@ -80,8 +80,8 @@ def one_end_ignored(beginning: bool, pairs: Pairs) -> Counts | None:
     if pairs.problem.documents is None:
         return None
     offsets = np.array(pairs.problem.documents)
-    of_i, of_j = (bounds(offsets, x.p) for x in (pairs.queries, pairs.keys))
-    begins, ends = offsets[np.maximum(of_i, 0)], offsets[np.minimum(of_i + 1, len(offsets) - 1)]
+    number = bounds(offsets, pairs.queries.p)
+    begins, ends = offsets[np.maximum(number, 0)], offsets[number + 1]
     rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
     inside = pairs.keys.p < ends if beginning else pairs.keys.p >= begins
-    return np.where((of_i >= 0) & inside & (of_j >= -1), rest, 0)
+    return np.where((number >= 0) & inside, rest, 0)

@@ -274,12 +274,12 @@ def _level(constraints: tuple[str, ...], pairs: Pairs) -> Counts | None:
 
 def _share_of_lengths(up: bool, pairs: Pairs) -> Counts | None:
     """Return counts if each rank's keys that are no padding are a whole share of the key length."""
-    p, lengths = pairs.problem, np.array(pairs.problem.key_lengths or ())
-    if not len(lengths):
+    if pairs.problem.key_lengths is None:
         return None
+    lengths = np.array(pairs.problem.key_lengths)
     each = (-(-lengths // pairs.size) if up else lengths // pairs.size)[:, None, None, None]
     rest = pairs.counts(lambda name: None if name == "key_lengths" else (pairs.queries.p, pairs.keys.p))
-    return np.where(pairs.keys.place < each, rest, 0) if p.key_lengths else None
+    return np.where(pairs.keys.place < each, rest, 0)
 
 
 def _packed(by_heads: bool, pairs: Pairs) -> Counts:

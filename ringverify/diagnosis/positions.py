@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
+from ringverify.diagnosis.documents import bounds
 from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs, Rows, side
 
 At = Callable[[Pairs, OneSide], Ints]
@@ -167,7 +168,7 @@ def level_with_the_last(pairs: Pairs) -> Ints:
     """Positions of queries if a rank's last one in a document, or in all, is level with the last key there."""
     p, i = pairs.problem, pairs.queries.p[:, 0]
     offsets = np.array(p.documents or (0, p.nk))
-    number = np.searchsorted(offsets, i, side="right") - 1
+    number = bounds(offsets, i)
     found = i.copy()
     for rank in range(len(pairs.queries.shards)):
         for document in range(len(offsets) - 1):
