@@ -27,6 +27,7 @@ from ringverify.ring.plan.geometry import (
     Runs,
     band,
     branches_of,
+    constrained,
     cuttings,
     gathered,
     nearby,
@@ -114,6 +115,8 @@ def regions_of_ranks(
     problem: Problem, queries: Sequence[tuple[RowRun, ...]], keys: Sequence[tuple[RowRun, ...]]
 ) -> list[tuple[Regions, ...]]:
     """`regions` of several ranks' queries, by rank; where they are few, it takes little longer than that of one."""
+    if not constrained(problem):
+        return [tuple(_everything(problem, of, held) for held in keys) for of in queries]
     by_step: dict[int | None, list[Pair]] = {}
     for rank, owner in product(range(len(queries)), range(len(keys))):
         if queries[rank] and keys[owner]:
@@ -129,6 +132,16 @@ def regions_of_ranks(
             else:
                 found[rank][owner] = Regions(parts[rank, owner], joins=len(asking) > 1 or len(held) > 1)
     return [tuple(of) for of in found]
+
+
+def _everything(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> Regions:
+    """All queries and all keys, where nothing keeps one from another."""
+    rows, size = (sum(run.size for run in of) for of in (queries, keys))
+    if not rows or not size:
+        return Regions()
+    table, nothing = np.array([[0, rows, 0, size, FREE, FREE]], dtype=np.int32), Span(0, 0)
+    common = [Rectangle(of.head_class, (0, problem.batch), *of[1:3], nothing, nothing) for of in lanes(problem)]
+    return Regions([Alike(one, 1, table) for one in common])
 
 
 def _by_pair(
