@@ -46,40 +46,55 @@ class Transport:
         self, group: ProcessGroup | None, rank: int, world_size: int, name: TransportName, device: torch.device
     ) -> None:
         self.group, self.rank, self.world_size, self.name = group, rank, world_size, name
-        self._device = device
+        self.device = device
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
         """Start an exchange. With `blocking` it takes place when it is waited for, so all ranks wait in one order.
 
         All ranks of the group start their first one, those that have no messages too.
         """
+        return self.expect(receives)(sends)
+
+    def expect(self, receives: Sequence[Message]) -> Callable[[Sequence[Message]], Wait]:
+        """Say what arrives in an exchange before what it sends has been computed; what is returned starts it.
+
+        With `p2p` on CPU it may arrive from now on. A sender that has been told so has its message go at once. Else it
+        offers it, and its answer, to a receiver that posts late, comes back while that still holds gloo's lock: where
+        gloo's thread and the rank's share a processor, the one then tries for the lock until its time slice ends,
+        milliseconds later, for which a token that is decoded has no time.
+        """
         self._connect()
-        sends = [message for message in sends if message[0].numel()]
         receives = [message for message in receives if message[0].numel()]
-        if not sends and not receives:
-            return _nothing
-        if self.name == "blocking":
-            return lambda: self._in_turn(sends, receives)
-        if self._device.type == "cpu":  # no backend there makes one operation of a batch: it posts one by one too
-            sent = [dist.isend(buffer, group=self.group, group_dst=to) for buffer, to in sends]
-            awaited = [dist.irecv(buffer, group=self.group, group_src=source) for buffer, source in receives]
-            works = [work for work in (*sent, *awaited) if work is not None]
-        else:
-            posted = [dist.P2POp(dist.isend, buffer, group=self.group, group_peer=to) for buffer, to in sends]
-            posted += [dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=one) for buffer, one in receives]
-            works = dist.batch_isend_irecv(posted)
-        return lambda: _wait(works)
+        early = self.name == "p2p" and self.device.type == "cpu"
+        awaited = [dist.irecv(buffer, group=self.group, group_src=source) for buffer, source in receives if early]
+
+        def send(sends: Sequence[Message]) -> Wait:
+            sends = [message for message in sends if message[0].numel()]
+            if not sends and not receives:
+                return _nothing
+            if self.name == "blocking":
+                return lambda: self._in_turn(sends, receives)
+            if early:  # no backend there makes one operation of a batch: it posts one by one too
+                sent = [dist.isend(buffer, group=self.group, group_dst=to) for buffer, to in sends]
+                works = [work for work in (*sent, *awaited) if work is not None]
+            else:
+                posted = [dist.P2POp(dist.isend, buffer, group=self.group, group_peer=to) for buffer, to in sends]
+                posted += [dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=one) for buffer, one in receives]
+                works = dist.batch_isend_irecv(posted)
+            return lambda: _wait(works)
+
+        return send
 
     def _connect(self) -> None:
         """Let NCCL make the group's communicator, if it has not; see the module."""
-        if self.world_size == 1 or not needs_all_ranks_first(self.group, self._device):
+        if self.world_size == 1 or not needs_all_ranks_first(self.group, self.device):
             return
         group = dist.group.WORLD if self.group is None else self.group
         assert group is not None
         devices = _connected.setdefault(group, set())
-        if self._device not in devices:
-            devices.add(self._device)
-            dist.all_reduce(torch.zeros(1, device=self._device), group=self.group)
+        if self.device not in devices:
+            devices.add(self.device)
+            dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
 
     def _in_turn(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """First what travels to the right, then what travels to the left; even ranks send first, odd ones receive.
