@@ -1,35 +1,22 @@
 """What a run of the simulated world leaves behind: nothing."""
 
 import gc
-import os
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import becomes_true
 from simulated_runs import WORLD, failure, results
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
-pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_before():
-    """Threads that ranks of other tests have left, as some do on purpose, keep torch as it is in a run."""
-    mine = threading.current_thread()
-    left = []
-
-    def gone():
-        results(lambda: None, 1)  # its end puts back what an earlier one could not
-        left[:] = [] if type(c10d._world) is c10d._World else [one for one in threading.enumerate() if one is not mine]
-        return not left
-
-    assert becomes_true(gone), left
+pytestmark = pytest.mark.timeout(30)
 
 
 def busy():
@@ -92,14 +79,23 @@ def test_a_rank_may_leave_its_world_and_found_another():
     assert results(program, 3) == [6, 6, 3]
 
 
-def test_an_exit_that_somebody_else_has_replaced_is_theirs_again(monkeypatch):
-    """The caller's `os._exit` is put back, whatever it was; on a thread that is no rank it is called."""
-    called = []
-    monkeypatch.setattr(os, "_exit", called.append)
-    mine = os._exit
-    failure(lambda: os._exit(4), 2)
-    assert os._exit is mine
-    assert called == []
+EXIT = """
+import os
+from simulated_runs import failure
+called = []
+os._exit = mine = called.append
+failure(lambda: os._exit(4), 2)
+assert os._exit is mine
+assert called == []
+"""
+
+
+def test_an_exit_that_somebody_else_has_replaced_is_theirs_again():
+    """The caller's `os._exit` is put back, whatever it was; on a thread that is no rank it is called.
+
+    In a process of its own: as long as a thread that some rank has left lives on, it is not.
+    """
+    subprocess.run([sys.executable, "-c", EXIT], cwd=Path(__file__).parent, timeout=25, check=True)
 
 
 def test_no_thread_is_left():
