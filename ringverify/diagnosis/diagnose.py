@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
@@ -187,6 +188,13 @@ def _named(
         nonlocal patience
         left = patience.left()
         there = [smallest, *scenes]
+
+        def others() -> Iterator[Scene]:
+            """Cases that nobody has run, other in every number."""
+            for case in dict.fromkeys(_in_shape(one, capabilities) for one in _in_other_numbers(smallest.case)):
+                if _possible(case, capabilities):
+                    yield Scene(case, capabilities, Observation((), None))
+
         if probe is not None and (
             found := [
                 *undefined.hypotheses(there),
@@ -194,7 +202,7 @@ def _named(
                 *carrying.hypotheses(there),
                 *adding.hypotheses(there),
                 *crossing.hypotheses(there),
-                *reading.hypotheses(there, probe, patience_of(reading.SECONDS).left),
+                *reading.hypotheses(there, probe, patience_of(reading.SECONDS).left, others()),
             ]
         ):
             # A rule was made to fit the cases that were read: others have to follow it too.
@@ -249,6 +257,32 @@ def _fresh(smallest: Case, first: Case) -> Iterator[Case]:
                 )  # fmt: skip
             except ValueError:
                 continue
+
+
+def _in_other_numbers(smallest: Case) -> Iterator[Case]:
+    """Yield cases with the constraints of the smallest, and other numbers of ranks, positions and what bounds them."""
+    p = smallest.problem
+    for seed, (size, length) in enumerate(((3, 10), (2, 9), (4, 14), (3, 11), (2, 12), (5, 13), (4, 9), (3, 16))):
+        draw = random.Random(seed)
+        nk = length + p.diagonal
+        if nk < 1:
+            continue
+        changes: dict[str, Any] = {}
+        if p.window is not None:
+            left, right = (None if side is None else draw.randint(0, length // 2) for side in p.window)
+            changes["window"] = left, right
+        if p.documents is not None:
+            ends = sorted(draw.sample(range(1, length), draw.randint(1, 3)))
+            changes["documents"] = (draw.choice((0, 0, 0, 1)), *(end for end in ends if end > 1), length - seed % 2)
+        if p.key_lengths is not None:
+            changes["key_lengths"] = tuple(draw.randint(0 if n else nk // 2, nk) for n in range(p.batch))
+        if p.dilation is not None:  # of several branches, what is read of a pair is a sum
+            w, r = draw.randint(2, length), draw.randint(1, 3)
+            changes["dilation"] = dataclasses.replace(p.dilation, branches=((max(w, r), r),))
+        yield from _if_legal(
+            smallest, world_size=size, query_length=length, key_length=None if nk == length else nk, **changes,
+            value_dim=p.value_dim and max(p.value_dim, 8), head_dim=max(p.head_dim, 8), values="normal", seed=seed,
+        )  # fmt: skip
 
 
 def diagnose_rounding(

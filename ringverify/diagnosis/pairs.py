@@ -5,6 +5,7 @@ Shapes: `(Nq, 1)` of queries, `(1, Nk)` of keys, `(B, H, Nq, Nk)` of counts, and
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -87,6 +88,23 @@ class Pairs:
         self.owner = self.keys.rank
         self.hop = (self.rank - self.owner) % self.size
         self.ring = np.array(scene.case.ring_ranks)
+        dilation = self.problem.dilation
+        self.segment = (max(1, self.problem.nq, self.problem.nk), 1) if dilation is None else dilation.branches[0]
+        self.in_branch: Counts | int = 1 if dilation is None else branch(self, 0, self.queries.p, self.keys.p)
+
+    @functools.cached_property
+    def of_branches(self) -> list[Pairs]:
+        """The pairs of each branch of the dilation, `true` as far as it goes; without one, these pairs."""
+        if self.problem.dilation is None:
+            return [self]
+        rest = self.counts(lambda name: None if name == "dilation" else (self.queries.p, self.keys.p))
+        found = []
+        for number, segment in enumerate(self.problem.dilation.branches):
+            one = copy.copy(self)
+            one.segment, one.in_branch = segment, branch(self, number, self.queries.p, self.keys.p)
+            one.true = rest * one.in_branch
+            found.append(one)
+        return found
 
     @functools.cached_property
     def padding(self) -> Mask:

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from ringref.attention import Answer, Intermediates, attention, per_key_head, per_query_head
 from ringref.rounding import LARGEST, allowed_error
 from ringverify.cases.inputs import Inputs
+from ringverify.diagnosis import inferring
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks import MADE
 from ringverify.diagnosis.pairs import Otherwise, Pairs, pairs_of
@@ -75,10 +76,11 @@ class Read:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A mask made in another way in some part of all pairs."""
+    """A mask made in another way in some part of all pairs, or one that was inferred from what was read."""
 
     made: Otherwise
     parts: tuple[PartOfPairs, ...]
+    inferred: bool = False
 
     def counts(self, pairs: Pairs) -> tuple[Counts, Counts] | None:
         """Return how often keys are attended `(B, H, Nq, Nk)`, and how often zeros are `(B, H, Nq)`."""
@@ -257,13 +259,16 @@ def _fewest(table: Array, limits: Sequence[str | None], most: int) -> tuple[int,
 # -- predicting --------------------------------------------------------------------------------------------------------
 
 
-def hypotheses(scenes: Sequence[Scene], probe: Probe, left: Callable[[], float]) -> list[Hypothesis]:
+def hypotheses(
+    scenes: Sequence[Scene], probe: Probe, left: Callable[[], float], others: Iterable[Scene] = ()
+) -> list[Hypothesis]:
     """Return what explains the counts that are read of cases, as hypotheses about their numbers.
 
     Args:
         scenes: cases, those that fail first.
         probe: runs the implementation on a case with other inputs.
         left: returns how many of `SECONDS` are left.
+        others: cases that may be right or wrong, for rules that the first few would not tell apart.
     """
     failing = [scene for scene in scenes if wrong_tensors(scene)]
     if not failing:
@@ -271,14 +276,17 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe, left: Callable[[], float])
     backward = all(not {"out", "lse"} & set(wrong_tensors(scene)) for scene in failing)
     if backward and "dv" not in failing[0].tensors:
         return []
-    found: list[Read] = []
-    runs_left = RUNS
-    for scene in _various(failing):
-        runs = runs_of(scene, backward=backward)
-        if len(found) < READ and runs <= runs_left and left() > 0:
-            runs_left -= runs
-            if (one := read(scene, probe, backward=backward)) is not None:
-                found.append(one)
+
+    def told(scenes: Iterable[Scene]) -> Iterator[Read]:
+        runs_left = RUNS
+        for scene in scenes:
+            runs = runs_of(scene, backward=backward)
+            if runs <= runs_left and left() > 0:
+                runs_left -= runs
+                if (one := read(scene, probe, backward=backward)) is not None:
+                    yield one
+
+    found = list(itertools.islice(told(_various(failing)), READ))
     if not found:
         return []
     right = [pairs_of(scene) for scene in scenes if not wrong_tensors(scene)]
@@ -286,11 +294,23 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe, left: Callable[[], float])
         ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
     )
     return [
-        hypothesis_of(rule, when, padding)
-        for rule in itertools.islice(rules(found, right), TRIED)
+        dataclasses.replace(hypothesis_of(rule, when, padding), measured=rule.inferred)
+        for rule in (*itertools.islice(rules(found, right), TRIED), *_inferred([*found, *told(others)], right))
         for when in whens
         for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
     ]
+
+
+def _inferred(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
+    """Yield rules of comparisons that give what was read; those that are wrong of right cases are dearer."""
+    cases, seen = [one.pairs for one in failing], [one.counts for one in failing]
+    unsure = [bool(one.zeros.any()) for one in failing]
+    every = [*cases, *right], [*seen, *(pairs.true for pairs in right)], [*unsure, *([False] * len(right))]
+    found = [(made.cost, made) for made in inferring.inferred(*every)]
+    if right:
+        found += [(made.cost + EXCUSED, made) for made in inferring.inferred(cases, seen, unsure)]
+    for _, made in sorted(found, key=lambda each: each[0])[:TRIED]:
+        yield Rule(made, (), inferred=True)
 
 
 def _various(scenes: Sequence[Scene]) -> list[Scene]:

@@ -20,6 +20,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_wit
 from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
+from ringverify.events import TensorName
 from ringverify.faults.ring import STEPS
 
 Rearranged = Callable[[Scene, Array, int], Array]
@@ -72,6 +73,98 @@ def _times(number: int, *, back: bool) -> Rearranged:
         return x
 
     return change
+
+
+Order = Callable[[int], Ints]
+"""Places in which so many things are read."""
+
+
+def _within_shards(order: Order, scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read the rows of every shard in another order."""
+    found = x.copy()
+    for held in scene.shards[of_keys]:
+        found[:, held] = x[:, held[order(len(held))]]
+    return found
+
+
+def _between_ranks(order: Order, scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read the shards of other ranks, where all are of one length."""
+    shards = scene.shards[of_keys]
+    if len({len(held) for held in shards}) > 1:
+        return x
+    found = np.empty_like(x)
+    for held, rank in zip(shards, order(len(shards)), strict=True):
+        found[:, held] = x[:, shards[rank]]
+    return found
+
+
+def _from_equal_shards(scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read a shard from the row `rank · its own length` on, as if all before it were as long."""
+    found, joined = np.zeros_like(x), _order(scene, x, of_keys)
+    for rank, held in enumerate(scene.shards[of_keys]):
+        rows = rank * len(held) + np.arange(len(held))
+        found[:, held] = np.where(
+            (rows < len(joined))[:, None, None], x[:, joined[np.minimum(rows, len(joined) - 1)]], 0.0
+        )
+    return found
+
+
+def _along(axis: int, order: Order, scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read batch elements (0) or heads (2) in another order."""
+    return x.take(order(x.shape[axis]), axis)
+
+
+def _halves_swapped(n: int) -> Ints:
+    return np.roll(np.arange(n), -(-n // 2))
+
+
+def _interleaved(n: int) -> Ints:
+    """Even places first, then odd ones."""
+    return np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)])
+
+
+ORDERS: dict[str, Order] = {
+    "backwards": lambda n: np.arange(n)[::-1],
+    "one place on": lambda n: np.roll(np.arange(n), 1),
+    "one place back": lambda n: np.roll(np.arange(n), -1),
+}
+IN_SHARDS: dict[str, Order] = ORDERS | {
+    "with their halves swapped": _halves_swapped,
+    "even ones first, then odd ones": _interleaved,
+    "in halves by turns": lambda n: np.argsort(_interleaved(n)),
+}
+PLACED: dict[str, Rearranged] = {
+    **{f"the rows of each shard, {how}": functools.partial(_within_shards, of) for how, of in IN_SHARDS.items()},
+    **{f"whole shards, {how}": functools.partial(_between_ranks, of) for how, of in ORDERS.items()},
+    **{f"heads, {how}": functools.partial(_along, 2, of) for how, of in ORDERS.items()},
+    **{f"batch elements, {how}": functools.partial(_along, 0, of) for how, of in ORDERS.items()},
+    "each shard from row rank · its own length on, as if all were as long": _from_equal_shards,
+}
+"""Which rows, shards, heads or batch elements stand where others should."""
+
+
+def _judge_returned(change: Rearranged, names: tuple[TensorName, ...]) -> Callable[[Scene], float | None]:
+    """Return the judge of right results of which some come back in another order."""
+
+    def judge(scene: Scene) -> float | None:
+        if scene.replicated or not set(names) < set(scene.tensors):  # all of them together are results
+            return None if wrong_tensors(scene) else 0.0
+
+        def moved(name: TensorName, x: Array) -> Array:
+            if name == "lse":
+                return change(scene, x.swapaxes(1, 2)[..., None], 0)[..., 0].swapaxes(1, 2)
+            return change(scene, x, int(name in ("dk", "dv")))
+
+        whole = {name: moved(name, getattr(scene.truth, name)) for name in names}
+        return agree_but_for(
+            scene,
+            whole,
+            lambda: dataclasses.replace(
+                scene.allowed, **{name: moved(name, getattr(scene.allowed, name)) for name in names}
+            ),
+        )
+
+    return judge
 
 
 def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable[[Scene], float | None]:
@@ -179,10 +272,12 @@ PIECES: dict[str, Rearranged] = {
     "pieces (rank, batch, tokens) as (batch, rank, tokens), so that batch elements are mixed": _batch_for_rank,
 }
 
+WHOSE = (("results", "o"), ("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"))
+
 REARRANGED: list[Hypothesis] = [
     Hypothesis(f"{what} are read in the wrong order: {how}", STEPS, judge=_judge(change, names))
     for how, change in (PIECES | BY_RANK).items()
-    for what, names in (("results", "o"), ("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"))
+    for what, names in WHOSE
 ]
 REARRANGED.append(
     Hypothesis(
@@ -215,3 +310,20 @@ for text, number in {
         REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=False), names)))
     says = f"the rows of results, which go back shard by shard, {text}"
     REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=True), "o")))
+for how, change in PLACED.items():
+    for what, names in WHOSE:
+        REARRANGED.append(Hypothesis(f"{what} are taken from another place: {how}", STEPS, judge=_judge(change, names)))
+RETURNED: dict[str, tuple[TensorName, ...]] = {
+    "out and lse": ("out", "lse"),
+    "out": ("out",),
+    "lse": ("lse",),
+    "dq": ("dq",),
+    "dk and dv": ("dk", "dv"),
+    "dk": ("dk",),
+    "dv": ("dv",),
+}
+for how, change in (PLACED | BY_RANK | BY_DIVISOR | BY_GROUP).items():
+    for what, results in RETURNED.items():
+        if what != "lse" or how in PLACED:
+            says = f"{what} that are right come back in another place: {how}"
+            REARRANGED.append(Hypothesis(says, STEPS, judge=_judge_returned(change, results)))

@@ -124,7 +124,12 @@ class Standing:
         return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.tile)
 
     def when_it_fails(self, known: Set[str]) -> bool:
-        """Whether a measured fault is there in all cases that have what the smallest needs in order to fail."""
+        """Whether a measured fault is there in all cases that have what the smallest needs in order to fail.
+
+        Of many cases the plain conditions are known beside that.
+        """
+        if len(self.confirmed) >= 2 * MEASURED:
+            known = {*known, *(each.text for each in PLAIN)}
         return self.hypothesis.measured and len(self.confirmed) >= MEASURED and known >= {*self.only}
 
     def with_unknown_condition(self) -> Standing:
