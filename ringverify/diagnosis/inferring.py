@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +36,6 @@ POOLED = 400
 
 RULES = 6
 """Rules of each kind, at most."""
-
-
-Chosen = Callable[[int], Mask]
-"""Of the case of a number, which of its pairs `(B, H, Nq, Nk)`."""
 
 
 Places = tuple[NDArray[np.intp], ...]
@@ -67,10 +64,6 @@ class _Pooled:
     def fixed(self, of: Quantity) -> bool:
         """Whether a quantity is the same for all pairs of a case: of what cases have, `needs` speaks."""
         return all(np.size(self.value(of, pairs)) == 1 for pairs in self.cases)
-
-
-def _pooled(cases: Sequence[Pairs], having: Sequence[Mask], others: Sequence[Mask], value: Values) -> _Pooled:
-    return _Pooled(cases, [_some(each) for each in having], [_some(each) for each in others], value)
 
 
 def _some(chosen: Mask) -> Places:
@@ -145,74 +138,98 @@ REPLACED: dict[tuple[str, ...], str] = {
 }
 
 
+class _Seen(NamedTuple):
+    """What was read of a case.
+
+    Attributes:
+        pairs: its pairs.
+        counts: how often each counts.
+        unsure: of which pairs that cannot be told.
+    """
+
+    pairs: Pairs
+    counts: Counts
+    unsure: Mask
+
+
+class Kind(NamedTuple):
+    """What is wrong with pairs.
+
+    Attributes:
+        text: what becomes of the keys.
+        hidden: whether the mask hides them.
+        times: how often they count instead; of keys that it does not hide, times as often as they should.
+    """
+
+    text: str
+    hidden: bool
+    times: int
+
+    def among(self, pairs: Pairs) -> Mask:
+        """The pairs that it may befall."""
+        found: Mask = (pairs.true == 0) == self.hidden
+        return found
+
+    def counted(self, pairs: Pairs) -> Counts | int:
+        """How often these count then."""
+        return self.times if self.hidden else self.times * pairs.true
+
+    def of(self, one: _Seen) -> Mask:
+        """The pairs that it has befallen."""
+        found: Mask = self.among(one.pairs) & (one.counts == self.counted(one.pairs))
+        return found
+
+
+KINDS = (
+    Kind("keys are left out", hidden=False, times=0),
+    Kind("keys that the mask hides are attended", hidden=True, times=1),
+    Kind("keys count twice", hidden=False, times=2),
+)
+
+
 def inferred(cases: Sequence[Pairs], seen: Sequence[Counts], unsure: Sequence[bool] = ()) -> Iterator[Otherwise]:
     """Yield masks that give what was read of cases, and are the right ones of cases where this was right.
 
     Args:
-        cases: the pairs of each.
+        cases: the pairs of each; of a dilation of several branches, nothing is read.
         seen: how often each pair counts in it.
         unsure: whether padding that was not seen in a case may be attended as keys and values of 0; none if empty.
     """
-    told = zip(cases, seen, unsure or [False] * len(cases), strict=True)
-    read = [one for one in told if len(one[0].of_branches) == 1]
-    both, cases = [(pairs, count) for pairs, count, _ in read], [pairs for pairs, *_ in read]
-    value = functools.cache(lambda quantity, pairs: quantity.of(pairs))
-    free = [np.broadcast_to(pairs.padding & zeros, count.shape) & (count == 0) for pairs, count, zeros in read]
-    missing = [(pairs.true > 0) & (count == 0) for pairs, count in both]
-    extra = [(pairs.true == 0) & (count > 0) for pairs, count in both]
-    twice = [(pairs.true > 0) & (count == 2 * pairs.true) for pairs, count in both]
-    whole = all(
-        ((count == pairs.true) | a | b | c).all()
-        for (pairs, count), a, b, c in zip(both, missing, extra, twice, strict=True)
-    )
-    if not whole or any((count > 1)[one].any() for one, (_, count) in zip(extra, both, strict=True)):
-        return
-    kinds = (
-        (
-            "keys are left out",
-            0,
-            missing,
-            [(pairs.true > 0) & ~one for (pairs, _), one in zip(both, missing, strict=True)],
-        ),
-        (
-            "keys that the mask hides are attended",
-            1,
-            extra,
-            [(pairs.true == 0) & ~one & ~out for (pairs, _), one, out in zip(both, extra, free, strict=True)],
-        ),
-        ("keys count twice", 2, twice, [(pairs.true > 0) & ~one for (pairs, _), one in zip(both, twice, strict=True)]),
-    )
-    there = [kind for kind in kinds if any(one.any() for one in kind[2])]
-    found = [separating(_pooled(cases, having, others, value)) for _, _, having, others in there]
-    for chosen in itertools.islice(itertools.product(*found), RULES) if found else ():
-        what = [(text, times, rule) for (text, times, *_), rule in zip(there, chosen, strict=True)]
-        says = "; ".join(f"{text} where {_clause(rule)}" for text, _, rule in what)
-        cost = sum(_cost(rule) for _, _, rule in what)
-        yield Otherwise(says, functools.partial(_changed, what), cost)
-    for names in REPLACED:
-        yield from _replacing(names, both, free, value)
-
-
-def _replacing(
-    names: tuple[str, ...], both: Sequence[tuple[Pairs, Counts]], free: Sequence[Mask], value: Values
-) -> Iterator[Otherwise]:
-    """Yield what stands for constraints, in the cases that have them."""
-    having_them = [any(getattr(pairs.problem, name) for name in names) for pairs, _ in both]
-    if not all(there or (count == pairs.true).all() for there, (pairs, count) in zip(having_them, both, strict=True)):
-        return
-    cases = list(itertools.compress((pairs for pairs, _ in both), having_them))
-    counts = list(itertools.compress((count for _, count in both), having_them))
-    rest = [_without(pairs, names) for pairs in cases]
-    if not cases or not all(((count == 0) | (count == base)).all() for count, base in zip(counts, rest, strict=True)):
-        return
-    having = [count > 0 for count in counts]
-    others = [
-        (base > 0) & (count == 0) & ~out
-        for base, count, out in zip(rest, counts, itertools.compress(free, having_them), strict=True)
+    read = [
+        _Seen(pairs, count, np.broadcast_to(pairs.padding & zeros, count.shape) & (count == 0))
+        for pairs, count, zeros in zip(cases, seen, unsure or [False] * len(cases), strict=True)
+        if len(pairs.of_branches) == 1
     ]
-    for rule in separating(_pooled(cases, having, others, value)):
-        says = f"instead of {REPLACED[names]}, keys count where {_clause(rule)}"
-        yield Otherwise(says, functools.partial(_instead, names, rule), _cost(rule))
+    value = functools.cache(lambda quantity, pairs: quantity.of(pairs))
+    kinds = [kind for kind in KINDS if any(kind.of(one).any() for one in read)]
+    if kinds and all((sum(kind.of(one) for kind in kinds) | (one.counts == one.pairs.true)).all() for one in read):
+        found = [_having(read, kind.of, kind.among, value) for kind in kinds]
+        for rules in itertools.islice(itertools.product(*found), RULES):
+            what = list(zip(kinds, rules, strict=True))
+            says = "; ".join(f"{kind.text} where {_clause(rule)}" for kind, rule in what)
+            yield Otherwise(says, functools.partial(_changed, what), sum(map(_cost, rules)))
+    for names in REPLACED:
+        concerned = [one for one in read if any(getattr(one.pairs.problem, name) for name in names)]
+        rest = functools.partial(_without, names=names)
+        others = (one for one in read if one not in concerned)
+        if (
+            concerned
+            and all((one.counts == one.pairs.true).all() for one in others)
+            and all(((one.counts == 0) | (one.counts == rest(one.pairs))).all() for one in concerned)
+        ):
+            for rule in _having(concerned, lambda one: one.counts > 0, lambda pairs: rest(pairs) > 0, value):  # noqa: B023
+                says = f"instead of {REPLACED[names]}, keys count where {_clause(rule)}"
+                yield Otherwise(says, functools.partial(_instead, names, rule), _cost(rule))
+
+
+def _having(
+    read: Sequence[_Seen], which: Callable[[_Seen], Mask], among: Callable[[Pairs], Mask], value: Values
+) -> list[tuple[Relation, ...]]:
+    """Return what sets some pairs apart from all others among which they are, as far as these are known."""
+    having = [which(one) for one in read]
+    others = [among(one.pairs) & ~had & ~one.unsure for one, had in zip(read, having, strict=True)]
+    cases = [one.pairs for one in read]
+    return separating(_Pooled(cases, [_some(each) for each in having], [_some(each) for each in others], value))
 
 
 def _without(pairs: Pairs, names: tuple[str, ...]) -> Counts:
@@ -236,13 +253,12 @@ def _cost(rule: tuple[Relation, ...]) -> float:
     return sum(one.cost for one in rule)
 
 
-def _changed(what: Sequence[tuple[str, int, tuple[Relation, ...]]], whole: Pairs) -> Counts:
+def _changed(what: Sequence[tuple[Kind, tuple[Relation, ...]]], whole: Pairs) -> Counts:
     found = np.zeros_like(whole.true)
     for pairs in whole.of_branches:
-        counts = pairs.true.copy()
-        for _, times, rule in what:
-            here = _holds(rule, pairs) & ((pairs.true == 0) if times == 1 else (pairs.true > 0))
-            counts[here] = 1 if times == 1 else times * pairs.true[here]
+        counts = pairs.true
+        for kind, rule in what:
+            counts = np.where(_holds(rule, pairs) & kind.among(pairs), kind.counted(pairs), counts)
         found += counts
     return found
 
