@@ -40,7 +40,8 @@ class Terms:
         self.q, self.dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
         self.p, self.dp = inner.probabilities, self.dout @ self.v.swapaxes(2, 3)
         slope = 1.0 if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
-        self.factor = self.p * p.scale_value * slope
+        self.flat = self.p * p.scale_value
+        self.factor = self.flat * slope
         self.dlse = np.where(np.isfinite(inner.lse), x.dlse, 0.0)[..., None]
         self.delta = (self.p * self.dp).sum(axis=-1, keepdims=True)
         self.ds = self.factor * (self.dp - self.delta + self.dlse)
@@ -84,6 +85,20 @@ def _sums_over(names: Sequence[TensorName], terms: Terms, here: Mask) -> Gradien
     return terms.sums(names, terms.ds * here, terms.p * here)
 
 
+IN_DS: dict[str, Callable[[Terms], Array]] = {
+    "delta": lambda t: -t.factor * t.delta,
+    "delta, with the cotangent of lse,": lambda t: t.ds - t.factor * t.dp,
+    "the cotangent of lse": lambda t: t.factor * t.dlse,
+    "dout·v": lambda t: t.factor * t.dp,
+    "the derivative of the softcap": lambda t: t.ds - t.flat * (t.dp - t.delta + t.dlse),
+}
+"""Parts of ds, `(B, H, Nq, Nk)`; of the derivative, what it changes."""
+
+
+def _in_ds(names: Sequence[TensorName], part: Callable[[Terms], Array], terms: Terms, here: Mask) -> Gradients:
+    return terms.sums(names, part(terms) * here, terms.p)
+
+
 CHANGED: tuple[Changed, ...] = (
     *(
         Changed(
@@ -92,13 +107,11 @@ CHANGED: tuple[Changed, ...] = (
         )
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
     ),
-    Changed("delta in ds", lambda t, here: t.sums(("dq", "dk"), -t.factor * t.delta * here, t.p)),
-    Changed(
-        "delta in ds, with the cotangent of lse,",
-        lambda t, here: t.sums(("dq", "dk"), (t.ds - t.factor * t.dp) * here, t.p),
+    *(
+        Changed(f"{what} in ds{'' if len(names) > 1 else f' of {names[0]}'}", functools.partial(_in_ds, names, part))
+        for names in (("dq", "dk"), ("dq",), ("dk",))
+        for what, part in IN_DS.items()
     ),
-    Changed("the cotangent of lse in ds", lambda t, here: t.sums(("dq", "dk"), t.factor * t.dlse * here, t.p)),
-    Changed("dout·v in ds", lambda t, here: t.sums(("dq", "dk"), t.factor * t.dp * here, t.p)),
 )
 
 FACTORS: dict[str, Callable[[Scene], float]] = {
@@ -117,6 +130,9 @@ FACTORS: dict[str, Callable[[Scene], float]] = {
     ),
     "is multiplied by the number of times that a key head is repeated so that the ranks divide them": (
         lambda scene: _repeated(scene)
+    ),
+    "has the default scale, head_dim ** -0.5, and not that which was asked for": lambda scene: (
+        scene.problem.head_dim**-0.5 / scene.problem.scale_value
     ),
     "counts three times": lambda scene: 3,
     "is multiplied by ln 2": lambda scene: float(np.log(2)),

@@ -12,6 +12,7 @@ of what a case needs in order to fail.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted, length_unit
-from ringverify.diagnosis import adding, carrying, crossing, reading, scaling, undefined
+from ringverify.diagnosis import adding, carrying, crossing, reading, scaling, sink_gradients, stale, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
@@ -49,6 +50,9 @@ LOOK = 16
 
 VARIED = 6
 """Failing variants of the smallest case that a cause has to explain too, as unlike each other as there are."""
+
+OF_SINKS = 10
+"""Cases beside the smallest in which a gradient of sinks has to be explained."""
 
 ALTERNATIVES = 2
 """Hypotheses that are named, at most, if no case tells them apart."""
@@ -120,8 +124,10 @@ def diagnose(
     if not cases[0].chunks:  # faults are predicted a call at a time
         cases = [call for case in cases for call in case.calls[-2:]]
     smallest = _seen(observe, cases[0], capabilities)
-    if smallest is None or not (wrong := wrong_tensors(smallest)):
+    if smallest is None:
         return None
+    if not (wrong := wrong_tensors(smallest)):
+        return _of_sinks(observe, smallest, cases, capabilities)
 
     def patience(seconds: float) -> WorkLimit | Patience:
         # The cause that is named must not depend on the load of the machine.
@@ -138,6 +144,20 @@ def diagnose(
     asked = Asked(smallest, probe)
     where = locate(smallest, shown, asked.pairs(shown))
     return dataclasses.replace(found, where=where, region=region(smallest, shown, asked))
+
+
+def _of_sinks(
+    observe: Callable[[Case], Observation], smallest: Scene, cases: Sequence[Case], capabilities: Capabilities
+) -> Diagnosis | None:
+    """Return the diagnosis of a gradient of sinks beside which nothing is wrong."""
+    if not sink_gradients.wrong(smallest):
+        return None
+    others = dict.fromkeys(_in_shape(case, capabilities) for case in (*cases[1:], *like(cases[0], cases[-1])))
+    asked = itertools.islice((case for case in others if _possible(case, capabilities)), OF_SINKS)
+    scenes = (_seen(observe, case, capabilities) for case in asked)
+    there = [smallest, *(one for one in scenes if one is not None and not wrong_tensors(one))]
+    text = sink_gradients.cause(there)
+    return None if text is None else Diagnosis(text)
 
 
 def _named(
@@ -202,6 +222,7 @@ def _named(
                 *carrying.hypotheses(there),
                 *adding.hypotheses(there),
                 *crossing.hypotheses(there),
+                *stale.hypotheses(),
                 *reading.hypotheses(there, probe, patience_of(reading.SECONDS).left, others()),
             ]
         ):

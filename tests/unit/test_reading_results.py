@@ -71,7 +71,7 @@ def named(steps, case, *, gradients, capabilities=EVERYTHING, needs=None, known=
         )
     finally:
         world.close()
-    return found.text and found.text.split(" (residual")[0]
+    return found and found.text and found.text.split(" (residual")[0]
 
 
 NEIGHBOURS = masked(lambda m, here, hop, owner: m * (min(hop, here.size - hop) <= 1))

@@ -1,0 +1,116 @@
+"""What the gradient of learned sinks is, where all other results are right.
+
+It is a sum over queries, `Σ w (dlse − dout·out)` with `w = exp(sink − lse)`: of other terms, of other queries, of other
+batch elements, or given to other heads. All that may be put together is tried, what takes the fewest changes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ringverify.cases.comparing import sinks_in_parts
+from ringverify.diagnosis.pairs import Ints
+from ringverify.diagnosis.scene import Array, Scene
+
+FEWEST = 3
+"""Cases that have to be explained."""
+
+CLOSE = 1e-5
+"""Rounding error of a sum, as a share of the sum of what is added, in float32."""
+
+Term = Callable[[Array, Array, Array, Array], Array]
+"""What a query adds, `(B, H, N)`, of the sink's weight, that beside a denominator without it, dlse and dout·out."""
+
+TERMS: dict[str, Term] = {
+    "": lambda w, alone, dlse, delta: w * (dlse - delta),
+    "lacks the cotangent of lse": lambda w, alone, dlse, delta: -w * delta,
+    "lacks dout·out": lambda w, alone, dlse, delta: w * dlse,
+    "has the cotangent of lse with the other sign": lambda w, alone, dlse, delta: -w * (dlse + delta),
+    "has the other sign": lambda w, alone, dlse, delta: w * (delta - dlse),
+    "is not multiplied by the weight of the sink": lambda w, alone, dlse, delta: dlse - delta,
+    "is multiplied by the weight of the sink twice": lambda w, alone, dlse, delta: w**2 * (dlse - delta),
+    "has the weight exp(sink − lse) of an lse without the sink": lambda w, alone, dlse, delta: alone * (dlse - delta),
+}
+QUERIES: dict[str, Callable[[Scene, int], Ints]] = {
+    "": lambda scene, rank: _own(scene, rank) if sinks_in_parts(scene.case, scene.capabilities) else _all(scene),
+    "is that of all queries on every rank": lambda scene, rank: _all(scene),
+    "is that of the rank's own queries alone": lambda scene, rank: _own(scene, rank),
+    "is that of the queries of rank 0": lambda scene, rank: _own(scene, 0),
+    "is that of the queries of the rank before": lambda scene, rank: _own(scene, rank - 1),
+    "is that of the queries of the rank after": lambda scene, rank: _own(scene, (rank + 1) % scene.size),
+}
+BATCH: dict[str, Callable[[Array], Array]] = {
+    "": lambda x: x.sum(axis=0),
+    "is that of the first batch element": lambda x: x[0],
+    "is the mean over the batch": lambda x: x.mean(axis=0),
+}
+HEADS: dict[str, Callable[[Scene, Array], Array]] = {
+    "": lambda scene, x: x,
+    "is that of the next head": lambda scene, x: np.roll(x, -1),
+    "is that of the head before": lambda scene, x: np.roll(x, 1),
+    "lies in the order (head of the group, key head)": lambda scene, x: x.reshape(scene.problem.hk, -1).T.ravel(),
+    "lies in the order (key head, head of the group)": lambda scene, x: x.reshape(-1, scene.problem.hk).T.ravel(),
+    "is the mean over the heads": lambda scene, x: np.full_like(x, x.mean()),
+    "is multiplied by the number of ranks": lambda scene, x: scene.size * x,
+    "is divided by the number of ranks": lambda scene, x: x / scene.size,
+    "is 0": lambda scene, x: 0 * x,
+}
+
+
+def _own(scene: Scene, rank: int) -> Ints:
+    return np.asarray(scene.shards[0][rank])
+
+
+def _all(scene: Scene) -> Ints:
+    return np.arange(scene.problem.nq)
+
+
+def wrong(scene: Scene) -> bool:
+    """Whether the gradient of sinks is not what it should be."""
+    return scene.inputs.sinks is not None and not _explained(scene, ("", "", "", ""))
+
+
+def cause(scenes: Sequence[Scene]) -> str | None:
+    """Return what gives the gradients of sinks that were seen, in words; `None` if nothing does, or none is wrong."""
+    told = [scene for scene in scenes if scene.inputs.sinks is not None]
+    if len(told) < FEWEST or not any(map(wrong, told)):
+        return None
+    found = next((one for one in _ways() if all(_explained(scene, one) for scene in told)), None)
+    return None if found is None else "the gradient of sinks " + ", and ".join(text for text in found if text)
+
+
+def _ways() -> Iterator[tuple[str, str, str, str]]:
+    """Yield all that may be changed together, the fewest first."""
+    every = list(itertools.product(TERMS, QUERIES, BATCH, HEADS))
+    yield from sorted((one for one in every if 0 < sum(map(bool, one)) < 3), key=lambda one: sum(map(bool, one)))
+
+
+def _explained(scene: Scene, way: tuple[str, str, str, str]) -> bool:
+    """Whether every rank has returned what is predicted, within rounding."""
+    term, queries, batch, heads = way
+    each = _terms(scene, term)
+    for rank, result in enumerate(scene.observation.ranks):
+        if result.dsinks is None:
+            return False
+        rows = each[:, :, QUERIES[queries](scene, rank)].sum(axis=2)
+        expected = HEADS[heads](scene, BATCH[batch](rows))
+        limit = scene.size * (CLOSE * np.abs(each).sum() + each.size * np.finfo(np.float32).tiny)
+        if not (np.abs(result.dsinks - expected) <= limit).all():
+            return False
+    return True
+
+
+def _terms(scene: Scene, term: str) -> Array:
+    def computed() -> Array:
+        x, truth = scene.inputs, scene.truth
+        sinks, lse = np.asarray(x.sinks)[:, None], truth.lse
+        w = np.exp(sinks - np.where(np.isfinite(lse), lse, np.inf))
+        with np.errstate(all="ignore"):
+            alone = np.nan_to_num(w / (1 - w), posinf=0.0)
+        dlse = np.where(np.isfinite(lse), x.dlse, 0.0)
+        return TERMS[term](w, alone, dlse, (x.dout * truth.out).sum(axis=-1).swapaxes(1, 2))
+
+    return scene.once(("sink terms", term), computed)

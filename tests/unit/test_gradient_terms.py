@@ -1,0 +1,132 @@
+"""Terms of gradients that lack a factor, sinks' gradients, and a workspace that is not cleared are told by name."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_named_mechanisms import case_of as on_three
+from test_named_mechanisms import explaining, seen
+from test_reading_results import case_of, named
+
+from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.faults import arithmetic
+from ringverify.faults.place import Block
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, sinks_backward
+from ringverify.implementation import Implementation
+
+pytestmark = pytest.mark.timeout(60)
+NO_LSE = replace(EVERYTHING, lse_gradient=False)
+WITH_SINKS = replace(EVERYTHING, sinks=True)
+
+
+def dk_without_slope(steps, here, hop, owner, rows, block):
+    """dk of scores without a softcap's derivative."""
+    flat = replace(steps, gradients=STEPS.gradients, cap_slope=lambda s, softcap: torch.ones_like(s))
+    dq, part = STEPS.gradients(steps, here, hop, owner, rows, block)
+    return dq, Block(STEPS.gradients(flat, here, hop, owner, rows, block)[1].k, part.v)
+
+
+def uncleared():
+    """A workspace whose rows are written where a query attends them, and added whole."""
+    left = {}
+
+    def gradients(steps, here, hop, owner, rows, block):
+        dq, part = STEPS.gradients(steps, here, hop, owner, rows, block)
+        attended = (multiplicity(steps, here, hop, owner) > 0).any(0).any(0).any(0)[None, :, None, None]
+        room = left[here.rank] if hop else [x.new_zeros(x.size(0), 20, *x.shape[2:]) for x in part]
+        held = [torch.where(attended, x, old[:, : x.size(1)]) for x, old in zip(part, room, strict=True)]
+        left[here.rank] = [torch.cat([x, old[:, x.size(1) :]], dim=1) for x, old in zip(held, room, strict=True)]
+        return dq, Block(*held)
+
+    return replace(STEPS, gradients=gradients)
+
+
+def test_a_default_scale_in_one_gradient_is_told():
+    """It shows where another scale was asked for."""
+    steps = replace(STEPS, dq=lambda ds, k, scale, attended: arithmetic.dq(ds, k, k.size(-1) ** -0.5, attended))
+    told = "what is added to dq has the default scale, head_dim ** -0.5, and not that which was asked for"
+    assert named(steps, case_of(scale=0.3), gradients=True, capabilities=NO_LSE) == told
+
+
+def test_a_derivative_that_is_missing_in_one_gradient_is_told():
+    """dq has the softcap's, dk has not."""
+    steps = replace(STEPS, gradients=dk_without_slope)
+    told = "the derivative of the softcap in ds of dk is missing"
+    assert named(steps, case_of(softcap=2.0), gradients=True, capabilities=NO_LSE) == told
+
+
+@pytest.mark.parametrize("sharding", ["contiguous", "zigzag"])
+def test_a_workspace_that_is_not_cleared_is_told(sharding):
+    """Its rows get once more what an earlier block left."""
+    case = case_of(causal=True, sharding=sharding, query_length=16)
+    assert named(uncleared(), case, gradients=True, capabilities=NO_LSE).startswith(
+        "the workspace of dk and dv is not cleared between blocks: rows of a block that no query of the rank attends"
+    )
+
+
+SINKS = {
+    "lacks the cotangent of lse": lambda steps, here, saved, dout, dlse: sinks_backward(
+        steps, here, saved, dout, 0 * dlse
+    ),
+    "has the other sign": lambda *given: -sinks_backward(*given),
+    "is multiplied by the number of ranks": lambda steps, here, *given: (
+        here.size * sinks_backward(steps, here, *given)
+    ),
+    "has the other sign, and is that of the head before": lambda *given: -sinks_backward(*given).roll(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SINKS)
+def test_a_gradient_of_sinks_that_alone_is_wrong_is_told(words):
+    """Terms, queries, batch elements and heads may be others, two of them at once."""
+    steps, case = replace(STEPS, sinks_backward=SINKS[words]), case_of(sinks=True, heads=3).replace(cotangent="both")
+    assert named(steps, case, gradients=True, capabilities=WITH_SINKS) == f"the gradient of sinks {words}"
+
+
+def test_a_gradient_of_sinks_that_nothing_gives_has_no_cause():
+    """Nor has one that is right."""
+    strange = replace(STEPS, sinks_backward=lambda *given: sinks_backward(*given) + 0.3)
+    for steps in (strange, STEPS):
+        assert named(steps, case_of(sinks=True), gradients=True, capabilities=WITH_SINKS) is None
+
+
+PLACES = {
+    "k and v are taken from another place: heads, one place on": lambda q, k, v: (q, k.roll(1, 2), v.roll(1, 2)),
+    "q are taken from another place: batch elements, backwards": lambda q, k, v: (q.flip(0), k, v),
+    "v are taken from another place: the rows of each shard, backwards": lambda q, k, v: (q, k, v.flip(1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PLACES)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_inputs_from_other_places_are_told(words, gradients):
+    """Rows, heads and batch elements, with their gradients put back."""
+
+    def attend(q, k, v, call):
+        return PLAIN.function(*PLACES[words](q, k, v), call)
+
+    cases = on_three(batch=3, heads=3), on_three(batch=3, heads=3, query_length=9, causal=True, seed=2)
+    scenes, _ = seen(Implementation(attend, "moved", EVERYTHING), cases, gradients=gradients)
+    assert words in explaining(REARRANGED, scenes)
+
+
+def test_results_that_come_back_to_other_places_are_told():
+    """dk and dv alone, which are right elsewhere."""
+
+    class Turned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dx):
+            return dx.flip(1)
+
+    def attend(q, k, v, call):
+        return PLAIN.function(q, Turned.apply(k), Turned.apply(v), call)
+
+    cases = on_three(heads=3), on_three(heads=3, query_length=9, causal=True, seed=2)
+    scenes, _ = seen(Implementation(attend, "turned", EVERYTHING), cases, gradients=True)
+    assert explaining(REARRANGED, scenes) == [
+        "dk and dv that are right come back in another place: the rows of each shard, backwards"
+    ]
