@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -82,15 +83,16 @@ def _of_rank(change: Callable[[Pairs, Ints], Ints]) -> At:
     return lambda pairs, x: x.at(change(pairs, x.rank), x.place)
 
 
-def of_world(pairs: Pairs, x: OneSide) -> Ints:
-    """Positions as if the rank in the world were the rank in the ring."""
-    g: Ints = pairs.ring[x.rank]
+def of_world(pairs: Pairs, x: OneSide, *, first: bool = False) -> Ints:
+    """Positions as if the rank in the world, or that less the first one of the ring, were the rank in the ring."""
+    g: Ints = pairs.ring[x.rank] - first * pairs.ring[0]
     found = {"striped": x.place * pairs.size + g, "contiguous": g * x.count + x.place}
     return x.p if pairs.case.group == "world" else found.get(pairs.case.sharding, x.at(g, x.place))
 
 
 POSITIONS: dict[str, At] = {
     "of the rank in the world instead of the rank in the group": of_world,
+    "of the rank in the world less the first one of the group": functools.partial(of_world, first=True),
     **{f"{abs(by)} too {'large' if by > 0 else 'small'}": _shifted(by) for by in (-1, 1, -2, 2)},
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,

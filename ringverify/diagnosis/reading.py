@@ -293,9 +293,11 @@ def hypotheses(
     whens: tuple[When, ...] = (
         ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
     )
+    # What only groups have is seen in one group, of whose rank numbers much may be said that another would refute.
+    inferred = _inferred([*found, *told(others)], right) if scenes[0].case.group == "world" else ()
     return [
         dataclasses.replace(hypothesis_of(rule, when, padding), measured=rule.inferred)
-        for rule in (*itertools.islice(rules(found, right), TRIED), *_inferred([*found, *told(others)], right))
+        for rule in (*itertools.islice(rules(found, right), TRIED), *inferred)
         for when in whens
         for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
     ]
