@@ -138,7 +138,7 @@ REPLACED: dict[tuple[str, ...], str] = {
 }
 
 
-class _Seen(NamedTuple):
+class _ReadCase(NamedTuple):
     """What was read of a case.
 
     Attributes:
@@ -174,7 +174,7 @@ class Kind(NamedTuple):
         """How often these count then."""
         return self.times if self.hidden else self.times * pairs.true
 
-    def of(self, one: _Seen) -> Mask:
+    def of(self, one: _ReadCase) -> Mask:
         """The pairs that it has befallen."""
         found: Mask = self.among(one.pairs) & (one.counts == self.counted(one.pairs))
         return found
@@ -196,7 +196,7 @@ def inferred(cases: Sequence[Pairs], seen: Sequence[Counts], unsure: Sequence[bo
         unsure: whether padding that was not seen in a case may be attended as keys and values of 0; none if empty.
     """
     read = [
-        _Seen(pairs, count, np.broadcast_to(pairs.padding & zeros, count.shape) & (count == 0))
+        _ReadCase(pairs, count, np.broadcast_to(pairs.padding & zeros, count.shape) & (count == 0))
         for pairs, count, zeros in zip(cases, seen, unsure or [False] * len(cases), strict=True)
         if len(pairs.of_branches) == 1
     ]
@@ -223,7 +223,7 @@ def inferred(cases: Sequence[Pairs], seen: Sequence[Counts], unsure: Sequence[bo
 
 
 def _having(
-    read: Sequence[_Seen], which: Callable[[_Seen], Mask], among: Callable[[Pairs], Mask], value: Values
+    read: Sequence[_ReadCase], which: Callable[[_ReadCase], Mask], among: Callable[[Pairs], Mask], value: Values
 ) -> list[tuple[Relation, ...]]:
     """Return what sets some pairs apart from all others among which they are, as far as these are known."""
     having = [which(one) for one in read]
