@@ -26,10 +26,8 @@ NEAR = 1
 ENOUGH = 4
 """Pairs that have to be seen for every comparison of a rule, and for the rule itself."""
 
-KEPT = 120
-"""Comparisons of which all combinations are tried, at most; of three, fewer."""
-
-FEW = 40
+KEPT = {1: 120, 2: 120, 3: 40}
+"""Of how many comparisons, the simplest ones, all combinations of one, two or three are tried."""
 
 POOLED = 400
 """Pairs of each kind that are looked at in a case, at most: cases of many heads have more of the same."""
@@ -92,13 +90,15 @@ def separating(pooled: _Pooled) -> list[tuple[Relation, ...]]:
             key = np.packbits(left).tobytes()
             if key not in survivors or one.cost < survivors[key][0]:
                 survivors[key] = one.cost, one, left
-    kept = sorted(survivors.values(), key=lambda each: each[0] + 4 * each[2].mean() if each[2].size else each[0])[:KEPT]
+    kept = sorted(survivors.values(), key=lambda each: each[0] + 4 * each[2].mean() if each[2].size else each[0])[
+        : max(KEPT.values())
+    ]
     if not kept:
         return []
     table = np.stack([left for _, _, left in kept])
     columns = np.unique(np.packbits(table, axis=0), axis=1, return_index=True)[1]
     table = table[:, columns]
-    for size, of in ((1, len(kept)), (2, len(kept)), (3, FEW)):
+    for size, of in KEPT.items():
         if seen < ENOUGH * (size + 1):
             break
         found = [
@@ -209,17 +209,22 @@ def inferred(cases: Sequence[Pairs], seen: Sequence[Counts], unsure: Sequence[bo
             says = "; ".join(f"{kind.text} where {_clause(rule)}" for kind, rule in what)
             yield Otherwise(says, functools.partial(_changed, what), sum(map(_cost, rules)))
     for names in REPLACED:
-        concerned = [one for one in read if any(getattr(one.pairs.problem, name) for name in names)]
-        rest = functools.partial(_without, names=names)
-        others = (one for one in read if one not in concerned)
-        if (
-            concerned
-            and all((one.counts == one.pairs.true).all() for one in others)
-            and all(((one.counts == 0) | (one.counts == rest(one.pairs))).all() for one in concerned)
-        ):
-            for rule in _having(concerned, lambda one: one.counts > 0, lambda pairs: rest(pairs) > 0, value):  # noqa: B023
-                says = f"instead of {REPLACED[names]}, keys count where {_clause(rule)}"
-                yield Otherwise(says, functools.partial(_instead, names, rule), _cost(rule))
+        yield from _replacing(names, read, value)
+
+
+def _replacing(names: tuple[str, ...], read: Sequence[_ReadCase], value: Values) -> Iterator[Otherwise]:
+    """Yield what stands for some constraints, in the cases that have them; others have to be right."""
+    concerned = [one for one in read if any(getattr(one.pairs.problem, name) for name in names)]
+    others = (one for one in read if one not in concerned)
+    rest = functools.partial(_without, names=names)
+    if (
+        concerned
+        and all((one.counts == one.pairs.true).all() for one in others)
+        and all(((one.counts == 0) | (one.counts == rest(one.pairs))).all() for one in concerned)
+    ):
+        for rule in _having(concerned, lambda one: one.counts > 0, lambda pairs: rest(pairs) > 0, value):
+            says = f"instead of {REPLACED[names]}, keys count where {_clause(rule)}"
+            yield Otherwise(says, functools.partial(_instead, names, rule), _cost(rule))
 
 
 def _having(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ringverify.diagnosis.documents import bounds
 from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs
 
 Value = Ints | int
@@ -68,14 +69,12 @@ def difference(a: Quantity, b: Quantity, pairs: Pairs) -> Ints:
     return found
 
 
+RELATIONS = {"≥": np.greater_equal, "<": np.less, "=": np.equal, "≠": np.not_equal}
+
+
 def related(by: Ints, relation: str, more: int) -> Mask:
     """Return where differences are in a relation to a number."""
-    found: Mask = {
-        "≥": np.greater_equal,
-        "<": np.less,
-        "=": np.equal,
-        "≠": np.not_equal,
-    }[relation](by, more)
+    found: Mask = RELATIONS[relation](by, more)
     return found
 
 
@@ -98,9 +97,8 @@ def _ends(x: OneSide, last: bool) -> Ints:
 def _document(pairs: Pairs, x: OneSide, end: bool) -> Ints:
     """Where the document of each begins or ends; of what is in none, where it is itself."""
     offsets = np.array(pairs.problem.documents or (0, max(pairs.problem.nq, pairs.problem.nk)))
-    number = np.searchsorted(offsets, x.p, side="right") - 1
-    inside = (number >= 0) & (number < len(offsets) - 1)
-    return np.where(inside, offsets[np.clip(number + end, 0, len(offsets) - 1)], x.p)
+    number = bounds(offsets, x.p)
+    return np.where(number >= 0, offsets[number + end], x.p)
 
 
 def _segment(pairs: Pairs, x: OneSide, end: bool) -> Ints:

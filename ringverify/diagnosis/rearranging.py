@@ -133,14 +133,16 @@ IN_SHARDS: dict[str, Order] = ORDERS | {
     "even ones first, then odd ones": _interleaved,
     "in halves by turns": lambda n: np.argsort(_interleaved(n)),
 }
-PLACED: dict[str, Rearranged] = {
+ROWS: dict[str, Rearranged] = {
     **{f"the rows of each shard, {how}": functools.partial(_within_shards, of) for how, of in IN_SHARDS.items()},
+    "each shard from row rank · its own length on, as if all were as long": _from_equal_shards,
+}
+WHOLE: dict[str, Rearranged] = {
     **{f"whole shards, {how}": functools.partial(_between_ranks, of) for how, of in ORDERS.items()},
     **{f"heads, {how}": functools.partial(_along, 2, of) for how, of in ORDERS.items()},
     **{f"batch elements, {how}": functools.partial(_along, 0, of) for how, of in ORDERS.items()},
-    "each shard from row rank · its own length on, as if all were as long": _from_equal_shards,
 }
-"""Which rows, shards, heads or batch elements stand where others should."""
+"""Which rows, shards, heads or batch elements stand where others should; rows of results are moved in `adding`."""
 
 
 def _judge_returned(change: Rearranged, names: tuple[TensorName, ...]) -> Callable[[Scene], float | None]:
@@ -310,10 +312,10 @@ for text, number in {
         REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=False), names)))
     says = f"the rows of results, which go back shard by shard, {text}"
     REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=True), "o")))
-for how, change in PLACED.items():
+for how, change in (ROWS | WHOLE).items():
     for what, names in WHOSE:
         REARRANGED.append(Hypothesis(f"{what} are taken from another place: {how}", STEPS, judge=_judge(change, names)))
-RETURNED: dict[str, tuple[TensorName, ...]] = {
+COME_BACK: dict[str, tuple[TensorName, ...]] = {
     "out and lse": ("out", "lse"),
     "out": ("out",),
     "lse": ("lse",),
@@ -322,8 +324,8 @@ RETURNED: dict[str, tuple[TensorName, ...]] = {
     "dk": ("dk",),
     "dv": ("dv",),
 }
-for how, change in (PLACED | BY_RANK | BY_DIVISOR | BY_GROUP).items():
-    for what, results in RETURNED.items():
-        if what != "lse" or how in PLACED:
+for how, change in (WHOLE | BY_RANK | BY_DIVISOR | BY_GROUP).items():
+    for what, results in COME_BACK.items():
+        if what != "lse" or how in WHOLE:  # other orders of its heads are above
             says = f"{what} that are right come back in another place: {how}"
             REARRANGED.append(Hypothesis(says, STEPS, judge=_judge_returned(change, results)))

@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ringverify.cases.comparing import sinks_in_parts
+from ringref.rounding import UNDERFLOW
+from ringverify.cases.comparing import sinks_in_parts, worst
+from ringverify.diagnosis.hypothesis import relative_rounding
 from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.scene import Array, Scene
 
+Way = tuple[str, str, str, str]
+"""Of what terms, of which queries, of which of the batch, and for which heads."""
+
+RIGHT: Way = ("", "", "", "")
+
 FEWEST = 3
 """Cases that have to be explained."""
-
-CLOSE = 1e-5
-"""Rounding error of a sum, as a share of the sum of what is added, in float32."""
 
 Term = Callable[[Array, Array, Array, Array], Array]
 """What a query adds, `(B, H, N)`, of the sink's weight, that beside a denominator without it, dlse and dout·out."""
@@ -70,35 +74,40 @@ def _all(scene: Scene) -> Ints:
 
 def wrong(scene: Scene) -> bool:
     """Whether the gradient of sinks is not what it should be."""
-    return scene.inputs.sinks is not None and not _explained(scene, ("", "", "", ""))
+    return worst(scene.case, scene.capabilities, scene.observation, ("dsinks",))[0] > 1
 
 
 def cause(scenes: Sequence[Scene]) -> str | None:
     """Return what gives the gradients of sinks that were seen, in words; `None` if nothing does, or none is wrong."""
     told = [scene for scene in scenes if scene.inputs.sinks is not None]
-    if len(told) < FEWEST or not any(map(wrong, told)):
-        return None
+    if len(told) < FEWEST or not any(wrong(scene) and not _explained(scene, RIGHT) for scene in told):
+        return None  # too few, or nothing is off by more than what is predicted may be
     found = next((one for one in _ways() if all(_explained(scene, one) for scene in told)), None)
     return None if found is None else "the gradient of sinks " + ", and ".join(text for text in found if text)
 
 
-def _ways() -> Iterator[tuple[str, str, str, str]]:
+def _ways() -> Iterator[Way]:
     """Yield all that may be changed together, the fewest first."""
     every = list(itertools.product(TERMS, QUERIES, BATCH, HEADS))
     yield from sorted((one for one in every if 0 < sum(map(bool, one)) < 3), key=lambda one: sum(map(bool, one)))
 
 
-def _explained(scene: Scene, way: tuple[str, str, str, str]) -> bool:
-    """Whether every rank has returned what is predicted, within rounding."""
+def _explained(scene: Scene, way: Way) -> bool:
+    """Whether every rank has returned what is predicted, within rounding.
+
+    What is added is rounded as results are, in proportion to its size, beside what is allowed in the right sum.
+    """
     term, queries, batch, heads = way
-    each = _terms(scene, term)
+    each, allowed = _terms(scene, term), scene.allowed.dsinks
+    if allowed is None:
+        return False
+    of_head = relative_rounding(scene, "out") * np.abs(each).sum(axis=(0, 2)) + allowed.sum(axis=1)
+    limit = float(of_head.max(initial=0.0)) + each.size * UNDERFLOW["float32"]
     for rank, result in enumerate(scene.observation.ranks):
         if result.dsinks is None:
             return False
         rows = each[:, :, QUERIES[queries](scene, rank)].sum(axis=2)
-        expected = HEADS[heads](scene, BATCH[batch](rows))
-        limit = scene.size * (CLOSE * np.abs(each).sum() + each.size * np.finfo(np.float32).tiny)
-        if not (np.abs(result.dsinks - expected) <= limit).all():
+        if not (np.abs(result.dsinks - HEADS[heads](scene, BATCH[batch](rows))) <= scene.size * limit).all():
             return False
     return True
 

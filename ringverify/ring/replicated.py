@@ -51,9 +51,11 @@ class ReplicatedQueries:
         reduce = None if self._collectives else AllReduce(job.transport, shape, job.setting.accumulates)
         dk, dv = own_gradients(job, rows, k, v, dq)
         total = dq.total
-        if total.numel() and reduce is None:
+        if not total.numel():
+            return total, dk, dv
+        if reduce is None:
             dist.all_reduce(total, group=job.transport.group)
-        elif total.numel() and reduce is not None:
+        else:
             total.copy_(reduce(total.flatten(0, 2), torch.add).view(total.shape))
         return total, dk, dv
 

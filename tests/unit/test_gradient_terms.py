@@ -26,19 +26,33 @@ def dk_without_slope(steps, here, hop, owner, rows, block):
     return dq, Block(STEPS.gradients(flat, here, hop, owner, rows, block)[1].k, part.v)
 
 
-def uncleared():
-    """A workspace whose rows are written where a query attends them, and added whole."""
+def uncleared(written):
+    """A workspace that is added whole, in which some rows are written, by those that a query attends."""
     left = {}
 
     def gradients(steps, here, hop, owner, rows, block):
         dq, part = STEPS.gradients(steps, here, hop, owner, rows, block)
-        attended = (multiplicity(steps, here, hop, owner) > 0).any(0).any(0).any(0)[None, :, None, None]
+        attended = (multiplicity(steps, here, hop, owner) > 0).any(0).any(0).any(0)
+        wrote = written(attended)[None, :, None, None]
         room = left[here.rank] if hop else [x.new_zeros(x.size(0), 20, *x.shape[2:]) for x in part]
-        held = [torch.where(attended, x, old[:, : x.size(1)]) for x, old in zip(part, room, strict=True)]
+        held = [torch.where(wrote, x, old[:, : x.size(1)]) for x, old in zip(part, room, strict=True)]
         left[here.rank] = [torch.cat([x, old[:, x.size(1) :]], dim=1) for x, old in zip(held, room, strict=True)]
         return dq, Block(*held)
 
     return replace(STEPS, gradients=gradients)
+
+
+def by_halves(attended):
+    """Both halves of the rows, each if one of them is attended."""
+    early = attended.size(0) - attended.size(0) // 2
+    return torch.cat([half.any().expand(half.size(0)) for half in (attended[:early], attended[early:])])
+
+
+WRITTEN = {
+    "rows": lambda attended: attended,
+    "pieces": by_halves,
+    "blocks": lambda attended: attended.any().expand(attended.size(0)),
+}
 
 
 def test_a_default_scale_in_one_gradient_is_told():
@@ -55,12 +69,14 @@ def test_a_derivative_that_is_missing_in_one_gradient_is_told():
     assert named(steps, case_of(softcap=2.0), gradients=True, capabilities=NO_LSE) == told
 
 
-@pytest.mark.parametrize("sharding", ["contiguous", "zigzag"])
-def test_a_workspace_that_is_not_cleared_is_told(sharding):
-    """Its rows get once more what an earlier block left."""
-    case = case_of(causal=True, sharding=sharding, query_length=16)
-    assert named(uncleared(), case, gradients=True, capabilities=NO_LSE).startswith(
-        "the workspace of dk and dv is not cleared between blocks: rows of a block that no query of the rank attends"
+@pytest.mark.parametrize("what", WRITTEN)
+def test_a_workspace_that_is_not_cleared_is_told(what):
+    """Its rows, halves or blocks get once more what an earlier block left."""
+    case = case_of(causal=True, query_length=16, window=(2, 0))
+    contiguous = replace(NO_LSE, sharding=("contiguous",))
+    assert named(uncleared(WRITTEN[what]), case, gradients=True, capabilities=contiguous) == (
+        f"the workspace of dk and dv is not cleared between blocks: {what} of a block that no query of the rank "
+        "attends get once more what an earlier block left there"
     )
 
 
@@ -120,13 +136,11 @@ def test_results_that_come_back_to_other_places_are_told():
 
         @staticmethod
         def backward(ctx, dx):
-            return dx.flip(1)
+            return dx.flip(2)
 
     def attend(q, k, v, call):
         return PLAIN.function(q, Turned.apply(k), Turned.apply(v), call)
 
     cases = on_three(heads=3), on_three(heads=3, query_length=9, causal=True, seed=2)
     scenes, _ = seen(Implementation(attend, "turned", EVERYTHING), cases, gradients=True)
-    assert explaining(REARRANGED, scenes) == [
-        "dk and dv that are right come back in another place: the rows of each shard, backwards"
-    ]
+    assert explaining(REARRANGED, scenes) == ["dk and dv that are right come back in another place: heads, backwards"]

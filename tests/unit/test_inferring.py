@@ -102,4 +102,6 @@ def test_quantities_have_values_in_every_case():
     for case in (case_of(query_length=0), case_of(size=5, query_length=3), case_of(size=3, query_length=9, **full)):
         pairs = pairs_of(case)
         for quantity in {one.text: one for both in COMPARED for one in both}.values():
-            np.broadcast_to(quantity.of(pairs), pairs.true.shape)
+            assert np.broadcast_shapes(np.shape(quantity.of(pairs)), pairs.true.shape) == pairs.true.shape, (
+                quantity.text
+            )

@@ -67,3 +67,53 @@ def test_only_nccl_needs_it(monkeypatch):
     assert [needs_all_ranks_first(group, device) for group in (1, 2) for device in (cpu, cuda)] == [
         False, True, False, False,
     ]  # fmt: skip
+
+
+@pytest.fixture
+def posted(monkeypatch):
+    """By rank what was posted, a name each."""
+    by_rank = {}
+
+    def noted(name, function):
+        def call(*arguments, **keywords):
+            by_rank.setdefault(dist.get_rank(), []).append(name)
+            return function(*arguments, **keywords)
+
+        return call
+
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(transport.dist, name, noted(name, getattr(dist, name)))
+    return by_rank
+
+
+def test_what_arrives_is_posted_before_what_is_sent_is_there(posted):
+    """With plain send and receive nothing is: ranks would wait in another order."""
+
+    def program(name):
+        rank = dist.get_rank()
+        arriving = torch.zeros(2)
+        start = Transport(None, rank, 2, name, torch.device("cpu")).expect([(arriving, 1 - rank)])
+        before = list(posted.get(rank, []))
+        start([(torch.full((2,), 1.0 + rank), 1 - rank)])()
+        return before, arriving.tolist()
+
+    for name, early in (("p2p", ["irecv"]), ("blocking", [])):
+        posted.clear()
+        run = WORLD.run(program, name, world_size=2, seed=0, deadline=20)
+        assert run.failure is None, run.failure.detail
+        assert list(run.results) == [(early, [2.0, 2.0]), (early, [1.0, 1.0])]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_no_rank_posts_a_receive_late_where_queries_are_replicated(posted, size):
+    """Of two, rank 0 combines for both: rank 1 asks for the result when its own part has gone. Of more, all ask first.
+
+    Forward and backward, in which each piece travels twice round all ranks but one.
+    """
+    problem = Problem(query_length=5, key_length=9, heads=2, head_dim=4)
+    run_on_ranks(problem, inputs_of(problem), "replicated_query", size)
+    if size == 2:
+        assert posted == {0: ["irecv", "isend"] * 2, 1: ["isend", "irecv"] * 2}
+    else:
+        hops = ["irecv", *["irecv", "isend"] * 3, "isend"]
+        assert posted == dict.fromkeys(range(3), hops * 2)
