@@ -10,6 +10,7 @@ Shape letters: B batch, N positions, H heads, D head_dim.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ from ringverify.bench.visiting import Attending
 from ringverify.bench.workload import PatternName, Shape, Workload, workload
 from ringverify.errors import Inconclusive
 from ringverify.ring.attention import ring_attention
+from ringverify.ring.calls import Engine
+from ringverify.ring.declared import attended
 from ringverify.targets import load
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -120,9 +123,9 @@ def _simulated(work: Workload, calls: int, device: str) -> list[Seconds]:
 
 def on_rank(turn: _Turn) -> list[tuple[float, float, float]]:
     """Return when each call began on this rank, and when all ranks were known to have ended forward and backward."""
-    implementation = load("ring")
     attending = Attending(
-        implementation,
+        # As users call it: what `check` declares adds up in order on every device, which flash is not asked for here.
+        dataclasses.replace(load("ring"), function=functools.partial(attended, engine=Engine("ring"))),
         turn.work.sharding,
         turn.work,
         dist.get_world_size(),

@@ -143,7 +143,7 @@ OPTIONS: tuple[Option, ...] = (
         read=seconds,
         metavar="SECONDS",
         meaning="time for one run of a case",
-        default="10, gloo 30, nccl 60, a program 120",
+        default="10, gloo 30, on cuda 60, a program 120",
     ),
     Option(
         name="load_deadline",

@@ -71,8 +71,16 @@ from ringverify.worlds.processes.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
 
 DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0, "external": 120.0}
-"""Default deadline in seconds of one run of a case. Processes get more: the first run in each imports much of torch.
-Programs may compile."""
+"""Default deadline in seconds of one run of a case on a CPU, by its world; see `usual_deadline`."""
+
+
+def usual_deadline(world: str, device: str = "cpu") -> float:
+    """Return the deadline of one run of a case, in seconds, where none is asked for.
+
+    Processes get more: the first run in each imports much of torch. So do devices, which load each kernel when it is
+    launched first, and compile some. Programs may compile too.
+    """
+    return DEADLINES[world] if device == "cpu" else max(DEADLINES[world], DEADLINES["nccl"])
 
 
 def check(
@@ -268,13 +276,14 @@ class ImplementationRun:
         self._shared: set[str] = set()
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
+        asked = self.options.deadline
         return Runner(
             implementation,
             world,
             target=self.target,
             device=self.options.device,
             most_ranks=most_ranks,
-            deadline=DEADLINES[world.name] if self.options.deadline is None else self.options.deadline,
+            deadline=usual_deadline(world.name, self.options.device) if asked is None else asked,
             load_deadline=self.options.load_deadline,
             loading=lambda what: self.progress.loading(what),  # `progress` may have been replaced by then
         )

@@ -18,7 +18,7 @@ from ringverify.check import casefile, trusting
 from ringverify.check.explaining import judged
 from ringverify.check.options import Options
 from ringverify.check.planning import WorldName, find_device, open_world
-from ringverify.check.run import DEADLINES, counterexample_event
+from ringverify.check.run import counterexample_event, usual_deadline
 from ringverify.check.searching import as_found
 from ringverify.confirm.script import snippet
 from ringverify.describing import describe
@@ -159,7 +159,7 @@ def replay(
         seconds = A_DAY if deadline is None else deadline
     else:
         world = open_world(world_name, _Heard(labelled=world_name in ("simulated", "external")))
-        seconds = DEADLINES[world_name] if deadline is None else deadline
+        seconds = usual_deadline(world_name, recorded.device) if deadline is None else deadline
     sent = None if in_process else name
     runner = Runner(
         implementation, world, target=sent, device=recorded.device, deadline=seconds, load_deadline=load_deadline

@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "--deadline",
         type=seconds,
         metavar="SECONDS",
-        help="time for one run (default: 10, gloo 30, nccl 60, a program 120)",
+        help="time for one run (default: 10, gloo 30, on cuda 60, a program 120)",
     )
     parser.add_argument(
         "--load-deadline", type=seconds, metavar="SECONDS", help="time to import the target in a process (default: 120)"

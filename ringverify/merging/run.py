@@ -19,7 +19,7 @@ from ringverify.check.outcome import (
     unavailable,
 )
 from ringverify.check.planning import find_device
-from ringverify.check.run import DEADLINES, header
+from ringverify.check.run import header, usual_deadline
 from ringverify.errors import UsageError
 from ringverify.events import CounterexampleEvent, Event, PropertyEvent, PropertyOutcome, RunFailure
 from ringverify.merge_contract import MergeCapabilities, MergeImplementation
@@ -58,7 +58,7 @@ class MergeCalls:
     def __init__(self, subject: MergeSubject, options: Options, loading: Callable[[str | None], None]) -> None:
         self.target = from_anywhere(subject.target)
         self.device = options.device
-        self.deadline = DEADLINES["simulated"] if options.deadline is None else options.deadline
+        self.deadline = usual_deadline("simulated") if options.deadline is None else options.deadline
         self.load = Load(self.target, load_merge, options.load_deadline, loading)
         self.runs = 0
         self.world = GlooWorld(called="the merge's process")

@@ -215,6 +215,7 @@ def prepare(
         problem.scale_value,
         problem.softcap,
         engine.deterministic,
+        plan.query_count * plan.key_count(ring.rank),
     )
     kernel, why = choose_kernel(engine.kernel, setting)
     method, exchanged = method_of(engine.method, plan)

@@ -49,7 +49,7 @@ Sinks are apart: `ring` returns a rank's part of their gradient, and `allgather`
 @implementation(name="ring", traffic="neighbours", memory="streaming", sinks="partial", **EVERYTHING)
 def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values passed hop by hop; see `ringverify.ring.attention`."""
-    return _attended(q, k, v, call, Engine("ring", deterministic=True))
+    return attended(q, k, v, call, Engine("ring", deterministic=True))
 
 
 @implementation(name="allgather", sinks=True, **EVERYTHING)
@@ -57,11 +57,12 @@ def allgather(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values gathered; see `ringverify.ring.allgather`."""
-    return _attended(q, k, v, call, Engine("allgather", deterministic=True, sink_gradient="whole"))
+    return attended(q, k, v, call, Engine("allgather", deterministic=True, sink_gradient="whole"))
 
 
-def _attended(
+def attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, engine: Engine
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a call asks for, as an engine computes it."""
     ring = Ring(call.group, call.rank, call.world_size)
     return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=ring, engine=engine, sinks=call.sinks)

@@ -13,7 +13,7 @@ from ringverify.cases.running import Runner
 from ringverify.check.budget import Budget
 from ringverify.check.hunting import hunt
 from ringverify.check.planning import open_world
-from ringverify.check.run import DEADLINES
+from ringverify.check.run import usual_deadline
 from ringverify.events import TensorName
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.suites import Method
@@ -51,7 +51,9 @@ def smaller(trials: Trials, method: Method, case: Case, tensors: Sequence[Tensor
     """
     shows, needs = case.problem.nq, 0
     with contextlib.closing(open_world("simulated")) as world:
-        runner = Runner(trials.plan.implementation, world, target=trials.plan.target, deadline=DEADLINES["simulated"])
+        runner = Runner(
+            trials.plan.implementation, world, target=trials.plan.target, deadline=usual_deadline("simulated")
+        )
         for length in () if trials.capabilities.processes else SMALL:
             small = trials.shorter(case, length)
             if small is None:

@@ -16,7 +16,7 @@ from ringverify.check.jobs import WORTH_A_WORKER, setup_of
 from ringverify.check.options import Subject
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.check.planning import RunPlan, WorldName, find_device, open_world, planned
-from ringverify.check.run import DEADLINES, named_apart, not_side_by_side, undeclared
+from ringverify.check.run import named_apart, not_side_by_side, undeclared, usual_deadline
 from ringverify.check.units import FunctionCall, without_history
 from ringverify.check.workers import Workers
 from ringverify.events import CounterexampleEvent, PropertyEvent, PropertyOutcome, Verdict
@@ -294,7 +294,7 @@ class _VectorRun:
             target=self.plan.target,
             device=self.asked.device,
             most_ranks=self.plan.most_ranks,
-            deadline=DEADLINES[self.world.name],
+            deadline=usual_deadline(self.world.name, self.asked.device),
         )
         tallies = {story.id: _Totals.of(story, runner) for story in stories}
         return _Topic(name, stories, runner, tallies, [one for tally in tallies.values() for one in tally.asked])

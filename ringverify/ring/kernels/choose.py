@@ -13,7 +13,7 @@ KERNELS: tuple[Kernel, ...] = (FusedCPU(), FlashCUDA(), EfficientCUDA(), Flex(),
 
 
 def choose_kernel(name: str, setting: Setting) -> tuple[Kernel, str]:
-    """The kernel of that name, or for `auto` the first that can, and why.
+    """The kernel of that name, however many pairs there are, or for `auto` the first that can, and why.
 
     Raises:
         ValueError: there is no such kernel, or it cannot compute this call.
@@ -22,7 +22,7 @@ def choose_kernel(name: str, setting: Setting) -> tuple[Kernel, str]:
     if name != "auto":
         if name not in named:
             raise ValueError(f"kernel={name!r}: expected auto, {', '.join(named)}")
-        if (reason := named[name].why_not(setting)) is not None:
+        if (reason := named[name].why_not(setting._replace(pairs=None))) is not None:
             raise ValueError(f"kernel={name!r} {reason}; kernel='auto' chooses one that can")
         return named[name], "asked for"
     refused: list[str] = []

@@ -6,7 +6,6 @@ Shape letters: see `ringverify.ring.kernels.kernel`.
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import pad
 
 from ringverify.ring.kernels.kernel import KernelTile, MergedRows, QKVGradients, Setting
 
@@ -16,8 +15,10 @@ def to_width(x: torch.Tensor, width: int) -> torch.Tensor:
 
     Zeros after q and k change no score, zeros after v only add columns of 0 to out.
     """
-    if x.size(-1) < width:
-        return pad(x, (0, width - x.size(-1)))
+    if x.size(-1) < width:  # `pad` may choose channels last, where the stride of a single head is 1
+        wide = x.new_zeros((*x.shape[:-1], width))
+        wide[..., : x.size(-1)] = x
+        return wide
     return x if x.stride(-1) == 1 or x.size(-1) == 1 else x.contiguous()
 
 

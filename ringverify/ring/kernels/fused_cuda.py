@@ -10,7 +10,8 @@ Both ops take `(B, H, S, D)`, keep float32 sums and return a natural lse in floa
 4. Memory-efficient's backward asks out for the stride of its heads, but not for that of its rows: in 16 bits it reads
    them as of a dense `(B, S, H, E)` (torch's kernel_backward.h, `o_strideM`). The other inputs may lie as they like.
 5. Both read 16 bytes at a time. Of an address that is no multiple of 16, as in the middle of a KV block,
-   memory-efficient complains (`CHECK_ALIGNED_PTR`), and flash reads another one: such a tensor is copied.
+   memory-efficient complains (`CHECK_ALIGNED_PTR`), and flash reads another one. Of a stride that is none, that of an
+   axis of length 1 too, memory-efficient says "no kernel found". Such a tensor is copied.
 6. Both backwards add to gradients in any order, unless torch's deterministic mode is on, which `_in_order` sees to.
    Flash then has a sum of dq for every multiprocessor that a pair of batch element and head has to itself.
 7. A causal mask is aligned to the bottom right by one and to the top left by another version: causal tiles are square.
@@ -217,7 +218,8 @@ def _multiple_of_8(width: int) -> int:
 def _readable(x: torch.Tensor, width: int) -> torch.Tensor:
     """`x` with zeros after its last axis up to a multiple of 8, at an address and in strides that both ops can read."""
     x = to_width(x, _multiple_of_8(width))
-    return x.clone(memory_format=torch.contiguous_format) if x.data_ptr() % READ_BYTES else x
+    steps = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1]))
+    return x.clone(memory_format=torch.contiguous_format) if any(step % READ_BYTES for step in steps) else x
 
 
 def _repeated(tile: KernelTile) -> KernelTile:

@@ -48,6 +48,7 @@ class Setting(NamedTuple):
         softcap: c of `c · tanh(s / c)`, or `None`.
         deterministic: whether the same inputs have to give the same bits. Without it a kernel may add up in any order,
             unless `torch.use_deterministic_algorithms` forbids that.
+        pairs: of a query and a key that a rank holds; `None` where they are not known, or do not matter.
     """
 
     device: str
@@ -58,6 +59,7 @@ class Setting(NamedTuple):
     scale: float
     softcap: float | None
     deterministic: bool = False
+    pairs: int | None = None
 
 
 class Extent(NamedTuple):

@@ -1,5 +1,6 @@
 """Every kernel against the oracle, tile by tile, forward and backward, and what a mask keeps out of it."""
 
+import importlib.util
 import itertools
 import math
 import re
@@ -136,6 +137,11 @@ def given_flex(rows, keys):
     return torch.randn(1, 2, rows, 16), torch.randn(1, 2, keys, 16), torch.randn(1, 2, keys, 16)
 
 
+def written(softcap, scale, causal, *call):
+    """The function that is compiled for such a call."""
+    return flex.written(softcap, scale, causal, flex.kind_of(*call))
+
+
 def scalars_of(function, *call):
     """How many 0-dim tensors a graph and its score function are given; `None` if dynamo gives up."""
     try:
@@ -155,25 +161,56 @@ def test_a_softcap_is_a_literal_of_the_kernel():
             q, k, v, score_mod=lambda s, b, h, i, j: softcap * torch.tanh(s / softcap)
         )
 
-    assert scalars_of(flex.written(3.0, 0.25, True, False), *given_flex(40, 50)) == 0
-    assert scalars_of(closure, *given_flex(40, 50)) != 0
+    given = given_flex(40, 50)
+    assert scalars_of(written(3.0, 0.25, True, *given), *given) == 0
+    assert scalars_of(closure, *given) != 0
 
 
-@pytest.mark.nightly
 def test_flex_stays_compiled_however_many_settings_there_are():
     """Dynamo counts by code: with code in common the ninth setting would run with all scores in memory."""
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for softcap in (1.0, 2.0, 3.0, 4.0):
-            assert len(graphs_of(flex.written(softcap, 0.25, True, False), given_flex(40, 50))) == 1
+    given = given_flex(40, 50)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for softcap in (1.0, 2.0, 3.0):
+            assert len(graphs_of(written(softcap, 0.25, True, *given), given)) == 1
         lengths = [given_flex(rows, rows + 1) for rows in (30, 40, 50, 60)]
-        assert len(graphs_of(flex.written(None, 0.5, False, False), *lengths)) == 1
-    assert flex.compiled(2.0, 0.25, True, False) is flex.compiled(2.0, 0.25, True, False)
+        assert len(graphs_of(written(None, 0.5, False, *given), *lengths)) == 1
+    kind = flex.kind_of(*given)
+    assert flex.compiled(2.0, 0.25, True, kind) is flex.compiled(2.0, 0.25, True, kind)
+
+
+def test_flex_stays_compiled_however_many_kinds_of_inputs_there_are():
+    """For each of them dynamo compiles anew, and counts that by code too: none shares a function with another."""
+    device, calls = DEVICES[-1], {}  # on a CPU, flex has no backward
+    for batch, heads, key_heads, rows, keys, width in [
+        (1, 2, 2, 40, 50, 16), (2, 2, 2, 40, 50, 16), (1, 4, 2, 40, 50, 16), (1, 1, 1, 40, 50, 16),
+        (1, 2, 2, 1, 50, 16), (1, 2, 2, 40, 1, 16), (1, 2, 2, 40, 50, 32), (3, 2, 2, 7, 5, 16),
+    ]:  # fmt: skip
+        for dtype, differentiated in itertools.product((torch.float32, torch.bfloat16), {False, device == "cuda"}):
+            q = torch.randn(batch, heads, rows, width, dtype=dtype, device=device, requires_grad=differentiated)
+            k, v = torch.randn(2, batch, key_heads, keys, width, dtype=dtype, device=device)
+            calls.setdefault(flex.kind_of(q, k, v), []).append((q, k, v))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for kind, some in calls.items():
+            assert len(graphs_of(flex.written(2.0, 0.25, True, kind), *some)) == 1
+    q, k, v = given_flex(40, 50)
+    assert flex.kind_of(q, k, v) != flex.kind_of(q.requires_grad_(), k, v)
+
+
+def test_few_pairs_are_not_compiled_for(monkeypatch):
+    """It takes seconds for each kind of inputs, and a call of few pairs microseconds; who asks for flex gets it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "triton")
+    usual = Setting("cuda", torch.float32, torch.float32, 8, 8, 0.25, 30.0)
+    for pairs, expected in ((flex.FEW_PAIRS, "streaming"), (flex.FEW_PAIRS + 1, "flex_cuda"), (None, "flex_cuda")):
+        kernel, why = choose_kernel("auto", usual._replace(pairs=pairs))
+        assert kernel.name == expected
+        assert ("flex_cuda takes seconds to be compiled, and a rank has few pairs" in why) == (pairs == flex.FEW_PAIRS)
+    assert choose_kernel("flex_cuda", usual._replace(pairs=4))[0].name == "flex_cuda"
 
 
 def test_flex_is_asked_for_lse_without_a_warning(recwarn):
     """`return_lse=` is deprecated; what is computed is the same."""
     q, k, v = given_flex(8, 9)
-    out, aux = flex.written(2.0, 0.25, False, False)(q, k, v)
+    out, aux = written(2.0, 0.25, False, q, k, v)(q, k, v)
     assert (out.shape, aux.lse.shape) == (q.shape, q.shape[:3])
     assert not [one for one in recwarn if "return_lse" in str(one.message)]
 
