@@ -235,6 +235,8 @@ def why_not(property: Property, plan: RunPlan, device: str) -> str | None:
         way_out = f"this run uses {plan.world}: add a run with --world simulated"
         why = "processes=True rules it out" if capabilities.processes else way_out
         return f"only the simulated world can watch ranks and delay messages, and {why}"
+    if property.id == "subgroups" and plan.most_ranks == 1:
+        return "a sub-group leaves at least one rank out, and there is one in all"
     return None
 
 

@@ -131,8 +131,7 @@ class Sum:
             total = self.total.transpose(1, 2)
             if total.shape != part.shape:
                 total = total[batch, heads, rows]
-            for _, (sums, wide) in widened(self._dtype, total, part):
-                sums.add_(wide)
+            add(total, part)
         self._written = first or self._written
 
     @property
@@ -151,6 +150,15 @@ class Sum:
         if self._total is None:
             self._total = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         return self._total
+
+
+def add(total: torch.Tensor, part: torch.Tensor) -> None:
+    """Add a part of this or a narrower dtype in place. A device converts what it reads; see `widened`."""
+    if total.is_cpu:
+        for _, (sums, wide) in widened(total.dtype, total, part):
+            sums.add_(wide)
+    else:
+        total.add_(part)
 
 
 def _first(batch: slice, rows: slice, heads: slice, written: int, whole: tuple[int, int]) -> int | None:

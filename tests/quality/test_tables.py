@@ -67,9 +67,9 @@ def test_a_project_file_has_the_options_of_the_table():
 def test_defaults_that_the_table_names_are_those_of_the_code():
     """In words there, as numbers here."""
     options = {option.name: option for option in OPTIONS}
-    assert options["deadline"].default == "{simulated:g}, gloo {gloo:g}, nccl {nccl:g}, a program {external:g}".format(
-        **DEADLINES
-    )
+    assert options[
+        "deadline"
+    ].default == "{simulated:g}, gloo {gloo:g}, on cuda {nccl:g}, a program {external:g}".format(**DEADLINES)
     assert options["load_deadline"].default == f"{LOAD_SECONDS:g}"
     options = CheckRequest().options()
     assert (options.suite, options.device, options.seed, str(options.cases)) == ("quick", "cpu", 0, ".ringverify")

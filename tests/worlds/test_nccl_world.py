@@ -1,12 +1,17 @@
 """The nccl world, without a GPU: everything but the device is exercised with gloo, and what needs a GPU says so."""
 
+import dataclasses
+
 import gloo_programs as programs
 import pytest
 import torch
 
 from ringverify.check import run as running
+from ringverify.check.planning import RunPlan
 from ringverify.cli import main as cli
 from ringverify.events import ImplementationEvent, PropertyEvent
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.targets import load
 from ringverify.worlds.processes import rank
 from ringverify.worlds.processes.nccl import my_devices, nccl_world, share, visible_devices
 from ringverify.worlds.processes.rank import ThisMachine, too_few_gpus
@@ -86,6 +91,22 @@ def test_a_check_uses_the_world_sizes_that_fit(two_gpus, tmp_path):
     assert told["subgroups"].verdict in ("pass", "inconclusive"), told["subgroups"]
     (implementation,) = [event for event in events if isinstance(event, ImplementationEvent)]
     assert implementation.world == "nccl"
+
+
+def test_where_there_is_one_gpu_sub_groups_are_unsupported():
+    """Nothing could be drawn, and that is no reason for a run to be inconclusive: so it was on a machine with one."""
+    plan = RunPlan("ring", load("ring"), load("ring").capabilities, "nccl", most_ranks=1)
+    expected = "a sub-group leaves at least one rank out, and there is one in all"
+    assert running.why_not(PROPERTIES["subgroups"], plan, "cuda") == expected
+    assert running.why_not(PROPERTIES["subgroups"], dataclasses.replace(plan, most_ranks=2), "cuda") is None
+    assert running.why_not(PROPERTIES["forward"], plan, "cuda") is None
+
+
+def test_a_device_has_the_time_that_a_first_launch_takes():
+    """Kernels are loaded, and some compiled, when they are first met: 10 s, as for threads on a CPU, were too few."""
+    assert [running.usual_deadline(world) for world in ("simulated", "gloo", "nccl")] == [10, 30, 60]
+    assert {running.usual_deadline(world, "cuda") for world in ("simulated", "gloo", "nccl")} == {60}
+    assert running.usual_deadline("external", "cuda:1") == 120
 
 
 def test_each_rank_sees_the_devices_of_its_world_and_takes_its_own(monkeypatch):

@@ -11,6 +11,7 @@ Shape letters: see `ringverify.ring.kernels.kernel`; G = H / K queries heads rea
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ def without_strange_keys(tile: KernelTile) -> tuple[KernelTile, Affected]:
     if mask is None:
         return tile, Affected(None, None)
     strange = ~_finite(k), ~_finite(v)
-    k, v = (x.masked_fill(which[..., None], 0.0) for x, which in zip((k, v), strange, strict=True))
+    k, v = (_filled(x, which, 0.0) for x, which in zip((k, v), strange, strict=True))
     by_head = (which.repeat_interleave(q.size(1) // k.size(1), dim=1) for which in strange)
     return KernelTile(q, k, v, mask), Affected(*(_attending(mask, which) for which in by_head))
 
@@ -66,7 +67,7 @@ def without_strange_rows(
         attended = place <= place.where(strange_BHS, -1).amax(dim=-1, keepdim=True)
     attended_BKT = attended.view(len(attended), tile.k.size(1), -1, attended.size(-1)).any(dim=2)
     gone = ~finite | nothing
-    dout, out, q = (x.masked_fill(gone[..., None], 0.0) for x in (dout, out, tile.q))
+    dout, out, q = (_filled(x, gone, 0.0) for x in (dout, out, tile.q))
     dlse = None if dlse is None else dlse.masked_fill(gone, 0.0)
     rows = MergedRows(dout, out, lse.masked_fill(gone, torch.inf), dlse)
     return tile._replace(q=q), rows, strange_BHS, attended_BKT
@@ -74,10 +75,13 @@ def without_strange_rows(
 
 def spoilt(x: torch.Tensor, *which: torch.Tensor | None) -> torch.Tensor:
     """`x` with NaN in some rows; `x` has their axes, or one more."""
-    for rows in which:
-        if rows is not None:
-            x = x.masked_fill(rows if rows.dim() == x.dim() else rows[..., None], torch.nan)
-    return x
+    some = [rows for rows in which if rows is not None]
+    return _filled(x, functools.reduce(torch.logical_or, some), torch.nan) if some else x
+
+
+def _filled(x: torch.Tensor, rows: torch.Tensor, value: float) -> torch.Tensor:
+    """`x` with a value in some rows; `x` has their axes, or one more. A pass less than `masked_fill`, which copies."""
+    return torch.where(rows if rows.dim() == x.dim() else rows[..., None], value, x)
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:

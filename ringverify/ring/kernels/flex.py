@@ -79,7 +79,7 @@ class Flex(OnCUDA):
         return dq, dk, dv
 
 
-class Kind(NamedTuple):
+class CompiledKind(NamedTuple):
     """What dynamo compiles a function once more for, by its guards on inputs whose lengths are dynamic.
 
     Attributes:
@@ -97,19 +97,19 @@ class Kind(NamedTuple):
     differentiated: bool
 
 
-def kind_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Kind:
+def kind_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> CompiledKind:
     """The kind of `q (B, H, S, D)`, `k (B, K, T, D)` and `v (B, K, T, E)`."""
     single = q.size(0) == 1, q.size(2) == 1, k.size(2) == 1
-    return Kind(q.dtype, (q.size(3), v.size(3)), (q.size(1), k.size(1)), single, q.requires_grad)
+    return CompiledKind(q.dtype, (q.size(3), v.size(3)), (q.size(1), k.size(1)), single, q.requires_grad)
 
 
 @functools.cache
-def compiled(softcap: float | None, scale: float, causal: bool, kind: Kind) -> Callable[..., Any]:
+def compiled(softcap: float | None, scale: float, causal: bool, kind: CompiledKind) -> Callable[..., Any]:
     """`flex_attention` with these settings, of inputs of a kind, compiled when first called; see `written`."""
     return torch.compile(written(softcap, scale, causal, kind), dynamic=True, fullgraph=True)
 
 
-def written(softcap: float | None, scale: float, causal: bool, kind: Kind) -> Callable[..., Any]:
+def written(softcap: float | None, scale: float, causal: bool, kind: CompiledKind) -> Callable[..., Any]:
     """A function of q, k and v that returns out and `AuxOutput`, in which the settings are literals; see the module."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 

@@ -19,6 +19,7 @@ from ringverify.ring.kernels.kernel import Setting
 
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 EVERY = [(kernel, device) for device in DEVICES for kernel in KERNELS]
+pytestmark = pytest.mark.timeout(300)  # on a GPU flex is compiled for every shape
 BY_KERNEL = pytest.mark.parametrize(("kernel", "device"), EVERY, ids=[f"{k.name}-{d}" for k, d in EVERY])
 
 SHAPES = [
