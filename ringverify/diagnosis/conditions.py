@@ -46,6 +46,8 @@ class Condition:
         meets: whether features meet it.
         said: False for what every case of interest meets, such as a length of two: it explains a run and is not news.
         most: the largest number that meets it, of a condition that says "at most".
+        limit: how likely it is that a number in it stands for a relation of several ones: 0 if it has none but 1 or 2,
+            1 if it says "at least", 2 if it says else.
     """
 
     text: str
@@ -55,6 +57,7 @@ class Condition:
     meets: Callable[[Features], bool]
     said: bool = True
     most: int | None = None
+    limit: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +156,30 @@ class Placed:
         sides = itertools.product(self.queries, self.keys)
         return [self.pairs[:, :, rows][..., keys] for rows, keys in sides if len(rows) and len(keys)]
 
+    def window_hides(self) -> bool:
+        """Whether a window excludes a pair that nothing else does."""
+        p = self.p
+        if p.window is None:
+            return False
+        unbounded = Placed(self.case.replace(window=None), self.queries, self.keys)
+        return bool((unbounded.pairs != self.pairs).any())
+
+    def through(self) -> bool:
+        """Whether a document, or the sequence where there are none, begins before a rank's keys and ends after them."""
+        spans = list(itertools.pairwise(self.p.documents or (0, self.p.nk)))
+        return any(a < rows.min() and rows.max() + 1 < b for rows in self.keys if len(rows) for a, b in spans)
+
+    def early_page(self) -> bool:
+        """Whether a rank holds a page that is not full before another one that holds keys."""
+        table = self.case.page_table
+        if table is None:
+            return False
+        size = table.page_size
+        filled = [[min(size, call.problem.nk - page * size) for page in held]
+                  for call in self.case.calls for held in table.pages]  # fmt: skip
+        return any(n < size and max(later, default=0) > 0 for pages in filled
+                   for n, *later in (pages[at:] for at in range(len(pages))))  # fmt: skip
+
     def elsewhere(self) -> bool:
         """Whether a query attends keys, but none of its own rank."""
         return any(
@@ -182,7 +209,7 @@ class Placed:
         return any(bool((one != covers[0]).any()) for one in covers)
 
 
-MASKED = "causal+window+documents+key_lengths+dilation"
+MASKED = "causal+window+documents+key_lengths+dilation+cross lengths"
 
 FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "causal": ("causal", "causal", 1.0, lambda one: one.p.causal),
@@ -213,6 +240,9 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.sides[0] is not None and one.sides[0] % (one.here or 1) != 0),
     "cut_right": ("a window whose right side is no multiple of a rank's shard", "window+length", 1.4,
         lambda one: one.sides[1] is not None and one.sides[1] % (one.here or 1) != 0),
+    "hiding_window": ("a window that hides something", "window+length+causal", 1.3, Placed.window_hides),
+    "past_all": ("a window that reaches further back than all other shards together", "window+length+ranks", 1.45,
+        lambda one: one.case.world_size > 1 and (one.sides[0] or 0) > (one.case.world_size - 1) * one.here),
     "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
     "no_documents": ("no documents", "documents", 1.2, lambda one: one.p.documents is None),
     "several_documents": ("several documents", "documents", 1.2, lambda one: len(one.documents) > 2),
@@ -225,10 +255,16 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(a == b for a, b in itertools.pairwise(one.documents))),
     "outside": ("positions outside all documents", "documents", 1.5,
         lambda one: one.p.documents is not None and (one.documents[0] > 0 or one.documents[-1] < one.p.nk)),
+    "before_documents": ("positions before the first document", "documents", 1.52,
+        lambda one: one.documents[0] > 0),
+    "after_documents": ("positions after the last document", "documents", 1.52,
+        lambda one: one.p.documents is not None and one.documents[-1] < one.p.nk),
+    "through": ("a document, or the sequence, that begins before a rank's shard and ends after it",
+        "documents+ranks+length", 1.48, Placed.through),
     "key_lengths": ("key_lengths", "key_lengths", 1.0, lambda one: one.p.key_lengths is not None),
     "no_key_lengths": ("no key_lengths", "key_lengths", 1.2, lambda one: one.p.key_lengths is None),
     "padded": ("key_lengths below the length", "key_lengths", 1.1, lambda one: one.padded),
-    "padded_rank": ("key_lengths that leave a rank without keys", "key_lengths", 1.4,
+    "padded_rank": ("key_lengths that leave a rank without keys", "key_lengths+length+ranks", 1.4,
         lambda one: one.padded and any(len(r) > 0 and min(one.p.key_lengths or ()) <= r.min() for r in one.keys)),
     "cut_lengths": ("a key length that the ranks do not divide", "key_lengths+ranks", 1.42,
         lambda one: any(length % one.case.world_size for length in one.p.key_lengths or ())),
@@ -282,7 +318,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "other_value_dim": ("value_dim other than head_dim", "dims", 1.1, lambda one: one.p.dv != one.p.head_dim),
     "wide_values": ("value_dim above head_dim", "dims", 1.3, lambda one: one.p.dv > one.p.head_dim),
     "narrow_values": ("value_dim below head_dim", "dims", 1.3, lambda one: one.p.dv < one.p.head_dim),
-    "empty_rows": ("a query without keys", "empty rows", 1.3, lambda one: 0 in one.attended),
+    "empty_rows": ("a query without keys", "empty rows+cross lengths", 1.3, lambda one: 0 in one.attended),
     "keyless": ("a query without keys in a batch entry that has keys", "empty rows+key_lengths", 1.35, Placed.keyless),
     "hidden": ("a query from which a mask hides some of its keys", MASKED, 1.4,
         lambda one: bool(((one.attended > 0) & (one.attended < one.p.nk)).any())),
@@ -306,6 +342,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "uneven": ("shards of different lengths", "even shards", 1.2, lambda one: len(one.lengths) > 1),
     "uneven_keys": ("ranks with different numbers of keys", "even shards", 1.22,
         lambda one: len({keys for _, keys in one.lengths}) > 1),
+    "several_shorter": ("at least 2 ranks with fewer keys than another one", "even shards+ranks+length", 1.3,
+        lambda one: sum(len(held) < one.here for held in one.keys) > 1),
     "uneven_queries": ("ranks with different numbers of queries", "even shards", 1.24,
         lambda one: len({rows for rows, _ in one.lengths}) > 1),
     "even": ("shards of equal lengths", "even shards", 1.6, lambda one: len(one.lengths) == 1),
@@ -322,6 +360,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: math.gcd(one.case.world_size, one.p.heads) > 1),
     "common_key_heads": ("numbers of ranks and of key heads with a common divisor", "key heads+ranks", 1.52,
         lambda one: math.gcd(one.case.world_size, one.p.hk) > 1),
+    "apart_key_heads": ("numbers of ranks and of key heads of which none divides the other", "key heads+ranks", 1.54,
+        lambda one: one.p.hk % one.case.world_size != 0 and one.case.world_size % one.p.hk != 0),
     "below_diagonal": ("at least 2 ranks, or not causal", "causal+ranks", 1.6,
         lambda one: one.case.world_size > 1 or not one.p.causal),
     "calls": ("several calls on one cache", "calls", 1.0, lambda one: len(one.case.chunks) > 1),
@@ -335,6 +375,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "short_page": ("a page that is not full", "pages+sharding+length", 1.2,
         lambda one: one.case.page_table is not None and any(
             call.problem.nk % one.case.page_table.page_size for call in one.case.calls)),
+    "early_page": ("a page that is not full before another one of its rank", "pages+sharding+length", 1.25,
+        Placed.early_page),
     "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
         lambda one: one.case.memory != "contiguous"),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),
@@ -548,12 +590,18 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         number = f"number of {many}"
 
     def one_of(
-        text: str, more: float, meets: Callable[[int], bool], *, said: bool = True, most: int | None = None
+        text: str,
+        more: float,
+        meets: Callable[[int], bool],
+        *,
+        said: bool = True,
+        most: int | None = None,
+        limit: int = 2,
     ) -> Condition:
         def holds(one: Features) -> bool:
             return name in one and meets(int(one[name]))
 
-        return Condition(text, frozenset({factor}), cost + more, (name,), holds, said, most)
+        return Condition(text, frozenset({factor}), cost + more, (name,), holds, said, most, limit)
 
     def compared(words: str, n: int) -> str:
         if name in SIZES:
@@ -566,7 +614,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         # That there are tokens at all, and two of them for a softmax to choose from, is so in every case of interest.
         about = FLAGS.keys() & {factor}  # of documents and windows there may be none: that there is one is news
         said = bool(about) or not (n < 2 or (n == 2 and name in ("keys", "queries")))
-        yield one_of(compared("at least", n), n / 1e4, functools.partial(operator.le, n), said=said)
+        yield one_of(compared("at least", n), n / 1e4, functools.partial(operator.le, n), said=said, limit=int(n > 2))
     for n in numbers[:-1]:
         yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n), most=n)
     for n in numbers:
@@ -579,6 +627,6 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
     if name in DIVIDED:
         subject = number if name in SIZES else f"a {number} that is"
-        for n in (4, 8, 16) if name not in ("keys", "queries") else ():
+        for n in (4, 8, 16) if name != "queries" else ():
             yield one_of(f"{subject} not a multiple of {n}", 0.4 + n / 200, lambda value, n=n: value % n != 0)  # type: ignore[misc]
             yield one_of(f"{subject} a multiple of {n}", 0.6 + n / 200, lambda value, n=n: value % n == 0)  # type: ignore[misc]

@@ -61,6 +61,9 @@ ELSEWHERE = 2
 CORNERS = ("ranks", "causal")
 """Factors that are then varied in the smallest case too: another branch of the code may run there."""
 
+LIMITS = 2
+"""Two limits, of which one is none of "at least", are taken to stand for a relation that has no words."""
+
 RARE = 1.5
 """Cost from which on a condition is rare, as "at most" is: it is said only after it was put to the test, and not where
 its factor matters in a way that has no words."""
@@ -118,6 +121,9 @@ MIXED = 5
 
 MOST_TURNED = 3
 """Cases that pass unforeseen of which the factor is sought that turns them, at most."""
+
+MOST_STEPS = 20_000
+"""Conjunctions of conditions that are looked at for one explanation, at most: the cheapest ones come first."""
 
 DEARER = 1.0
 """Other conditions are compared with one if they cost at most this much more."""
@@ -203,15 +209,12 @@ def needs(
         if ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one) or scored(one))
         and (one.cost < RARE or one.factors.isdisjoint(certain))
     ]
+    certain |= exploration.factors_of(one for one in explanation if one not in tested)
+    if not certain.keys() <= {"values"} or sum(one.limit for one in tested) > LIMITS:
+        certain |= exploration.factors_of(one for one in tested if one.limit)
+        tested = [one for one in tested if not one.limit]
     requires = [Requirement(exploration.in_words(one), _holding(one, capabilities)) for one in tested if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
-    certain |= {
-        factor: None
-        for one in explanation
-        if one not in tested
-        for factor in sorted(one.factors)
-        if factor not in exploration.varying.factors or exploration.outcomes.get(factor)  # others are not declared
-    }
     requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     about = {*turning}.union(*(one.factors for one in explanation))
     failing = [one for one, failed in exploration.runs.items() if failed]
@@ -377,6 +380,12 @@ class _Exploration:
                     self._limit(limit, sign)
                 found = self._scored()
         return found
+
+    def factors_of(self, some: Iterable[Condition]) -> dict[str, None]:
+        """Return the factors that conditions are about, those left out that are not declared."""
+        known = self.varying.factors
+        factors = [factor for one in some for factor in sorted(one.factors)]
+        return {factor: None for factor in factors if factor not in known or self.outcomes.get(factor)}
 
     def in_words(self, condition: Condition) -> str:
         """Return a condition in words: a limit of scores in numbers only if runs passed that came near it."""
@@ -775,14 +784,16 @@ class _Board:
             if excluded and (excluded not in by_runs or condition.cost < by_runs[excluded][0].cost):
                 by_runs[excluded] = (condition, met)
         order = sorted(by_runs.items(), key=lambda item: item[1][0].cost)
+        steps = 0
         best: tuple[float, list[tuple[Condition, int]]] = (unexplained * passed.bit_count(), [])
 
         def extend(chosen: list[tuple[Condition, int]], cost: float, rest: int) -> None:
-            nonlocal best
+            nonlocal best, steps
+            steps += 1
             whole = cost + unexplained * rest.bit_count()
             if whole < best[0]:
                 best = (whole, chosen)
-            if not rest or len(chosen) == LARGEST:
+            if not rest or len(chosen) == LARGEST or steps > MOST_STEPS:
                 return
             lowest = rest & -rest  # some condition explains this run, or none does
             for excluded, one in order:
