@@ -86,7 +86,7 @@ INSTEAD = (*MASKS, "softcap", "scale", "cross lengths", "key heads")
 WAYS = 5
 """Variants of a mask that are tried instead of another one."""
 
-SIMPLER = ("values", "length", "dtype")
+SIMPLER = ("values", "length", "dtype", "cotangent")
 """Factors that are varied in the smallest case too: in larger ones some row, or some key, shows a fault anyway."""
 
 HIDDEN = 5
@@ -302,6 +302,7 @@ class _Exploration:
         self._unchanged: set[tuple[Case, str]] = set()
         self._varied: set[tuple[Case, str]] = set()
         self._otherwise: set[str] = set()
+        self._with_cotangent: set[tuple[Case, str]] = set()
         self._drawn: Sequence[Case] = ()
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
@@ -491,6 +492,8 @@ class _Exploration:
     def _refuted(self, generous: Case, condition: Condition, explanation: Sequence[Condition]) -> bool:
         """Return whether a case fails without a condition: `REFUTING` that failed are changed in this alone."""
         others = [one for one in explanation if one is not condition]
+        if self._of_a_cotangent(condition, others):
+            return True
         tried = [case for case, about in self._changed if about == condition.text]
         for base in self._bases(generous, tried):
             if len(tried) >= REFUTING:
@@ -512,6 +515,23 @@ class _Exploration:
                 if self.failed(changed[len(tried) * (len(changed) - 1) // REFUTING], expected=False):
                     return True
         return self._fails_otherwise(generous, condition, others)
+
+    def _of_a_cotangent(self, condition: Condition, others: Sequence[Condition]) -> bool:
+        """Return whether the smallest case fails without a condition where another cotangent is given.
+
+        An error in a score needs two keys to be seen in out, and one in lse.
+        """
+        for base in self.varying.of(self.case, "cotangent"):
+            if (base, condition.text) not in self._with_cotangent and self.runs.get(base):
+                self._with_cotangent.add((base, condition.text))
+                variants = (one for factor in sorted(condition.factors & self.varying.factors.keys())
+                            for one in self.varying.of(base, factor))  # fmt: skip
+                for one in variants:
+                    if not self._met(one, [condition]) and self._met(one, others) and self._beyond(one, condition):
+                        if self.failed(one):
+                            return True
+                        break
+        return False
 
     def _fails_otherwise(self, generous: Case, condition: Condition, others: Sequence[Condition]) -> bool:
         """Return whether a drawn case that meets the other conditions fails without this one."""
