@@ -155,6 +155,7 @@ class Needs:
         complete: whether nothing was left to try; if not, the time ended first.
         tried: number of runs.
         failing: the cases that failed, the smallest first: a cause has to explain them too.
+        passing: the cases that passed though they have every mask of the smallest: a cause must not be there.
     """
 
     requires: tuple[Requirement, ...]
@@ -162,6 +163,7 @@ class Needs:
     complete: bool
     tried: int
     failing: tuple[Case, ...] = ()
+    passing: tuple[Case, ...] = ()
 
     def told(self) -> Needed:
         """Return it in the form that events have."""
@@ -227,7 +229,11 @@ def needs(
         about.add("group")
     outcomes = exploration.outcomes
     irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
-    return Needs(tuple(requires), irrelevant, complete, exploration.tried, tuple(failing))
+    masks = [name for name in MASKS if getattr(case.problem, name)]
+    passing = [
+        one for one, failed in exploration.runs.items() if not failed and all(getattr(one.problem, n) for n in masks)
+    ]
+    return Needs(tuple(requires), irrelevant, complete, exploration.tried, tuple(failing), tuple(passing))
 
 
 def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tuple[str, ...]:

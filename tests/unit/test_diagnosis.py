@@ -309,6 +309,16 @@ def test_a_cause_explains_the_variants_that_failed_too():
         assert (text and text.split(" (residual")[0]) == words
 
 
+def test_of_variants_that_passed_a_cause_says_that_it_is_not_there():
+    """On seven ranks, which nothing else tries, all is right."""
+    wrong, right = ring_of(fault("A8b")), ring_of(STEPS)
+    most = Implementation(lambda *args: (right if args[3].world_size == 7 else wrong)(*args), "most", EVERYTHING)
+    for passing, words in (((), ""), ((case_of(size=7),), ", though not in every case")):
+        needs = Needs((), (), complete=True, tried=2, failing=(case_of(size=2),), passing=passing)
+        text = diagnosed(most, case_of(), gradients=False, needs=needs).text
+        assert text.split(" (residual")[0] == "lse is in base 2" + words
+
+
 def test_variants_are_chosen_that_are_unlike_each_other():
     """Of cases that differ in numbers alone one is enough; no choice is left out as long as there is room."""
     alike = [case_of(query_length=n) for n in (9, 12, 6)]
