@@ -51,6 +51,9 @@ LOOK = 16
 VARIED = 6
 """Failing variants of the smallest case that a cause has to explain too, as unlike each other as there are."""
 
+FURTHER = 20
+"""Failing variants beside those that a cause which is not there in every case has to explain."""
+
 OF_SINKS = 10
 """Cases beside the smallest in which a gradient of sinks has to be explained."""
 
@@ -265,6 +268,10 @@ def _named(
             return _told(named, smallest)
         # What is not so in some right case may be there under a condition, unless something else is so in all cases.
         sometimes = sometimes or named or [one.with_unknown_condition() for one in left if one.may_be]
+    if sometimes and needs is not None:  # what is not so in every case is held against more of those that fail
+        more = [case for case in needs.failing if case not in asked and not case.chunks][-FURTHER:]
+        for scene in _answered(observe, more, capabilities, patience_of(seconds)):
+            sometimes = [one for one in sometimes if one.stands(scene)]
     return _told(sometimes, smallest) if sometimes else Diagnosis()
 
 

@@ -361,7 +361,11 @@ class Varying:
 
     def _wider_world(self, case: Case) -> Iterator[Case]:
         now = case.world_size
-        return self._on(case, [n for n in (4, 5, 3, 6, 2, 7, 8) if n > now])
+        for one in self._on(case, [n for n in (4, 5, 3, 6, 2, 7, 8) if n > now]):
+            yield one
+            if case.problem.window is not None:  # that reaches as many ranks away, as a part of them
+                sides = (side and -(-side * one.world_size // now) for side in case.problem.window)
+                yield from _with(one, window=tuple(sides))
 
     def _plain(self, case: Case) -> Iterator[Case]:
         yield from _with(case, values="normal")  # equal ones, or some that dominate, hide faults
