@@ -46,6 +46,7 @@ from ringverify.diagnosis.positions import (
     keys_at,
     late,
     level_with_the_last,
+    of_full_pages,
     of_world,
     queries_at,
 )
@@ -184,6 +185,8 @@ def _made() -> Iterator[Otherwise]:
                     yield Otherwise(says, functools.partial(_one_end, end, at), cost)
         says = f"{what} with keys at positions counted from the owner times the number of keys of the rank in hand"
         yield Otherwise(says, functools.partial(_in_a_ring, _at(None, by_own_length, scope)), cost)
+        says = f"{what} with keys at positions of a rank's pages as if all of them were full"
+        yield Otherwise(says, _at(None, of_full_pages, scope), cost)
         for text, held in HELD.items():
             says = f"{what} with cross lengths aligned by the numbers of queries and keys {text} instead of all"
             yield Otherwise(says, _at(functools.partial(aligned, held), None, scope), cost)
@@ -228,7 +231,9 @@ def _made() -> Iterator[Otherwise]:
         (("causal", "window"), "the causal mask and the window are"),
     ):
         says = f"{what} made as if a rank's last query of a document, or of all, were level with its last key"
-        yield Otherwise(says, functools.partial(_level, constraints), 1)
+        yield Otherwise(says, functools.partial(_level, constraints, False), 1)
+        says += ", where that began on an earlier rank"
+        yield Otherwise(says, functools.partial(_level, constraints, True), 1.5)
     for up in (False, True):
         says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
         yield Otherwise(says, functools.partial(_share_of_lengths, up), 0.75)
@@ -264,11 +269,11 @@ def _counted(times: int, pairs: Pairs) -> Counts:
     return times * pairs.true
 
 
-def _level(constraints: tuple[str, ...], pairs: Pairs) -> Counts | None:
+def _level(constraints: tuple[str, ...], entered: bool, pairs: Pairs) -> Counts | None:
     """Return counts with these constraints made as if queries were level with the end of what they attend."""
     if not pairs.problem.causal:
         return None
-    level, plain = (level_with_the_last(pairs), pairs.keys.p), (pairs.queries.p, pairs.keys.p)
+    level, plain = (level_with_the_last(pairs, entered=entered), pairs.keys.p), (pairs.queries.p, pairs.keys.p)
     return pairs.counts(lambda name: level if name in constraints else plain)
 
 

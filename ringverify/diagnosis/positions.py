@@ -143,6 +143,20 @@ def by_own_length(pairs: Pairs) -> Ints:
     return pairs.owner * HELD["of a rank"](pairs) + pairs.keys.place
 
 
+def of_full_pages(pairs: Pairs) -> Ints:
+    """Positions of keys as if every page of a rank's list were full."""
+    table, x = pairs.case.page_table, pairs.keys
+    if table is None:
+        return x.p
+    size = table.page_size
+    listed = [held or dict.fromkeys(shard // size) for held, shard in zip(table.pages, x.shards, strict=True)]
+    found = x.p.copy()
+    for rank, pages in enumerate(listed):
+        full = np.array([page * size + row for page in pages for row in range(size)], dtype=np.int64)
+        found[0, x.shards[rank]] = full[: len(x.shards[rank])]
+    return found
+
+
 def aligned(held: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
     """Positions of queries, aligned by numbers of keys and queries that are not all."""
     return pairs.queries.p - pairs.problem.diagonal + held(pairs) - pairs.queries.count
@@ -166,8 +180,11 @@ def late(x: OneSide, pairs: Pairs) -> Mask:
     return x.place >= early[x.rank]
 
 
-def level_with_the_last(pairs: Pairs) -> Ints:
-    """Positions of queries if a rank's last one in a document, or in all, is level with the last key there."""
+def level_with_the_last(pairs: Pairs, *, entered: bool = False) -> Ints:
+    """Positions of queries if a rank's last one in a document, or in all, is level with the last key there.
+
+    With `entered`, only in documents that began on an earlier rank.
+    """
     p, i = pairs.problem, pairs.queries.p[:, 0]
     offsets = np.array(p.documents or (0, p.nk))
     number = bounds(offsets, i)
@@ -175,6 +192,6 @@ def level_with_the_last(pairs: Pairs) -> Ints:
     for rank in range(len(pairs.queries.shards)):
         for document in range(len(offsets) - 1):
             here = (pairs.queries.rank[:, 0] == rank) & (number == document)
-            if here.any():
+            if here.any() and not (entered and offsets[document] >= pairs.queries.shards[rank].min()):
                 found[here] += offsets[document + 1] - 1 - p.diagonal - i[here].max()
     return found[:, None]

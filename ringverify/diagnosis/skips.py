@@ -91,11 +91,24 @@ def _padded_at_its_end(pairs: Pairs, at: Ends) -> Mask | None:
 
 def _tile_after(tile: int, query: str, of_shard: bool, pairs: Pairs, at: Ends) -> Mask | None:
     """Whether a tile begins at or after the last query, or after the first; tiles begin at 0, or with each shard."""
-    keys = pairs.keys
-    start = keys.at(keys.rank, keys.place // tile * tile) if of_shard else keys.p // tile * tile
     if not pairs.problem.causal:
         return None
+    start = _starts(tile, of_shard, pairs)
     return start >= at.queries[query] if query == "last" else start > at.queries[query]
+
+
+def _tile_after_unaligned(tile: int, of_shard: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a tile begins after the last query, counted without what lies before the first one."""
+    if not pairs.problem.causal or not pairs.problem.diagonal:
+        return None
+    found: Mask = _starts(tile, of_shard, pairs) > at.queries["last"] - pairs.problem.diagonal
+    return found
+
+
+def _starts(tile: int, of_shard: bool, pairs: Pairs) -> Ints:
+    """Positions at which the tiles of keys begin that are cut from position 0 on, or from the start of each shard."""
+    keys = pairs.keys
+    return keys.at(keys.rank, keys.place // tile * tile) if of_shard else keys.p // tile * tile
 
 
 def ways_to_skip() -> Iterator[tuple[str, Skips]]:
@@ -127,3 +140,5 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
             level, later = (functools.partial(_tile_after, tile, query, of_shard) for query in ("last", "first"))
             yield f"{whose} if its first key is level with the rank's last query", level
             yield f"{whose} if it begins after the rank's first query", later
+            unaligned = functools.partial(_tile_after_unaligned, tile, of_shard)
+            yield f"{whose} if it begins after the rank's last query, as if their first ones were level", unaligned

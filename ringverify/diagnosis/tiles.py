@@ -70,6 +70,13 @@ def ways_to_pad() -> Iterator[Otherwise]:
             1,
             functools.partial(_tile_padding, tile, there),
         )
+    for tile, (where, causal_too) in product(TILES, {"": True, ", where nothing is causal": False}.items()):
+        yield Otherwise(
+            f"all keys are padded to whole tiles of {tile}, and the padding counts as keys of 0{where}",
+            lambda pairs: pairs.true,
+            1,
+            functools.partial(_padding_of_all, tile, causal_too),
+        )
 
 
 def _of_mask(pairs: Pairs, end: str) -> Ints:
@@ -137,6 +144,12 @@ def _tile_padding(tile: int, there: Callable[[Pairs], Mask], pairs: Pairs) -> Co
     lacking = np.array([-len(held) % tile for held in pairs.keys.shards])
     found: Counts = np.broadcast_to(lacking * there(pairs), (*pairs.true.shape[:3], len(lacking))).sum(axis=-1)
     return found
+
+
+def _padding_of_all(tile: int, causal_too: bool, pairs: Pairs) -> Counts:
+    """Return how many keys of 0 there are if all keys together are padded to whole tiles, `(B, H, Nq)`."""
+    lacking = -pairs.keys.total % tile if causal_too or not pairs.problem.causal else 0
+    return np.full(pairs.true.shape[:3], lacking)
 
 
 def _past_mean_share(tile: int, pairs: Pairs) -> Counts:

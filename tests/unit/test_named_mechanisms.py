@@ -579,11 +579,15 @@ def beyond_the_shard(here, owner, i, j):
     return j <= i + offsets[number + 1][:, None] - 1 - last
 
 
-def level(steps, here, hop, owner):
-    """The causal mask of documents that go on beyond the shard."""
+def level(steps, here, hop, owner, *, entered=False):
+    """The causal mask of documents that go on beyond the shard, of those alone that began before it with `entered`."""
     i, j = here.call.positions[:, None], here.shards[owner][None]
     free = replace(steps, causal=lambda problem, i, j: torch.ones(len(i), j.size(-1), dtype=torch.bool))
-    return multiplicity(free, here, hop, owner) * beyond_the_shard(here, owner, i, j)
+    offsets = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    began_here = offsets[torch.bucketize(i[:, 0], offsets, right=True) - 1] >= i.min()
+    allowed = beyond_the_shard(here, owner, i, j)
+    allowed = torch.where(began_here[:, None] & entered, j <= i, allowed)
+    return multiplicity(free, here, hop, owner) * allowed
 
 
 def on_fewer_ranks(steps, here, hop, owner):
@@ -603,6 +607,17 @@ READ = {
         replace(STEPS, pattern=level),
         [case_of(causal=True), case_of(causal=True, size=2), case_of(causal=True, documents=(0, 5, 12))],
         [case_of(causal=True, size=1)],
+    ),
+    "the causal mask is made as if a rank's last query of a document, or of all, were level with its last key, where "
+    "that began on an earlier rank": (
+        replace(STEPS, pattern=functools.partial(level, entered=True)),
+        [case_of(causal=True), case_of(causal=True, size=4), case_of(causal=True, documents=(0, 3, 12))],
+        [case_of(causal=True, size=2), case_of(causal=True, documents=(0, 4, 12))],
+    ),
+    "a tile of 4 keys is skipped under a causal mask if it begins after the rank's last query, as if their first ones "
+    "were level": (
+        where(lambda here, owner, i, j: j // 4 * 4 <= here.call.positions[-1]),
+        [case_of(causal=True, key_length=19), case_of(causal=True, key_length=14, size=2)], [case_of(causal=True)],
     ),
     "keys before a document are attended by its queries: only its end bounds": (
         otherwise("documents", lambda problem, i, j: numbered(problem.documents, j) <= numbered(problem.documents, i)),
@@ -905,6 +920,64 @@ def test_padding_of_tiles_is_read_of_the_log_sum_exp():
     scenes, probe = seen(Implementation(attend, "padded", declared), cases, gradients=False)
     found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
     assert found[0] == "blocks are padded to whole tiles of 4 keys, and the padding counts as keys of 0"
+
+
+@pytest.mark.parametrize(("causal_too", "says"), [(True, ""), (False, ", where nothing is causal")])
+def test_padding_of_all_keys_is_read_of_the_log_sum_exp(causal_too, says):
+    """Of those of all ranks together, up to a multiple of 4."""
+
+    def attend(q, k, v, call):
+        whole = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
+        for into, x in zip(whole, (k, v), strict=True):
+            dist.all_gather(into, x, group=call.group)
+        k, v = (torch.cat(x, dim=1) for x in whole)
+        n = k.size(1)
+        k, v = (torch.cat([x, x.new_zeros(x.size(0), -n % 4, *x.shape[2:])], dim=1) for x in (k, v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        if call.causal:
+            j = torch.arange(k.size(1))
+            s = s.masked_fill((j > call.positions[:, None]) & ((j < n) | (not causal_too)), -math.inf)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v), s.logsumexp(-1)
+
+    declared = Capabilities(sharding="contiguous", causal="both", lse=True, gradients=False)
+    wrong = [case_of(query_length=15), case_of(size=2, query_length=14)]
+    causal = case_of(query_length=9, causal=True)
+    scenes, probe = seen(Implementation(attend, "padded", declared), [*wrong, causal], gradients=False)
+    assert bool(wrong_tensors(scenes[-1])) == causal_too
+    found = [one.sentence() for one in reading.hypotheses(scenes, probe, lambda: 1)
+             if all(one.explains(scene) is not None for scene in scenes)]  # fmt: skip
+    assert f"all keys are padded to whole tiles of 4, and the padding counts as keys of 0{says}" in found
+
+
+def test_pages_that_are_all_taken_for_full_are_told():
+    """A page that is short, or not yet in use, comes before another one in the list of its rank."""
+
+    def attend(q, k, v, call):
+        size, pages = call.page_table.page_size, call.page_table.pages[call.rank]
+        j = torch.tensor([page * size + row for page in pages for row in range(size)])[: k.size(1)]
+        i = call.positions[:, None] + call.problem.diagonal
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        s = s.masked_fill(j[None] > i, -math.inf)
+        lses = [torch.empty_like(s[..., 0]) for _ in range(call.world_size)]
+        dist.all_gather(lses, s.logsumexp(-1), group=call.group)
+        lse = torch.stack(lses).logsumexp(0)
+        out = torch.einsum("bhqk,bkhd->bqhd", (s - lse.clamp(min=-1e9)[..., None]).exp(), v)
+        dist.all_reduce(out, group=call.group)
+        return out, lse
+
+    declared = Capabilities(
+        query_sharding="replicated", key_sharding="pages", causal="always", lse=True, gradients=False,
+        incremental=True, cross_lengths=True,
+    )  # fmt: skip
+    tables = [PageTable(4, ((2, 0), (1,))), PageTable(3, ((5, 3, 0), (4, 2), (1,)))]
+    problem = Problem(query_length=11, heads=2, head_dim=3, causal=True)
+    cases = [
+        Case(problem=problem, sharding="replicated/pages", world_size=len(table.pages), page_table=table, seed=1)
+        for table in tables
+    ]
+    scenes, probe = seen(Implementation(attend, "full", declared), cases, gradients=False)
+    found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
+    assert "the causal mask is made with keys at positions of a rank's pages as if all of them were full" in found
 
 
 def test_rows_that_are_nan_are_told_where_every_rank_has_all_queries():
