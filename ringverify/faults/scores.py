@@ -320,12 +320,20 @@ FAULTS.add(
     shifted(lambda s, attended: s.amax(dim=-1, keepdim=True)),
     overflows=True,
 )
+FROM_ZERO = shifted(lambda s, attended: highest(s, attended).clamp(min=0.0))
+
 FAULTS.add(
     "O114",
     "the running maximum begins at 0: rows whose scores lie far below it are empty",
-    shifted(lambda s, attended: highest(s, attended).clamp(min=0.0)),
+    FROM_ZERO,
     overflows=True,
 )
+FAULTS.cause(
+    "the running maximum begins at 0: rows whose scores lie far below it are 0 / 0",
+    replace(FROM_ZERO, normalise=lambda running: running._replace(
+        out=running.out.masked_fill((running.lse == -torch.inf)[..., None], torch.nan))),
+    overflows=True,
+)  # fmt: skip
 
 
 def _lowest(s: Tensor, attended: Tensor) -> Tensor:

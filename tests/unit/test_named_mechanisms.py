@@ -809,14 +809,15 @@ def test_a_mechanism_of_blocks_is_named(words):
     assert found.text.split(" (residual")[0] == words
 
 
-def test_a_running_maximum_that_begins_at_0_is_told_where_exp_underflows():
+@pytest.mark.parametrize(("empty", "says"), [(1.0, "are empty"), (0.0, "are 0 / 0")])
+def test_a_running_maximum_that_begins_at_0_is_told_where_exp_underflows(empty, says):
     """In the dtype of the sums, which is why a prediction in float64 would not show it."""
 
     def attend(q, k, v, call):
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
         w = (s - s.amax(-1, keepdim=True).clamp(min=0.0)).exp()
         total = w.sum(-1, keepdim=True)
-        return torch.einsum("bhqk,bkhd->bqhd", w / torch.where(total == 0, 1.0, total), v)
+        return torch.einsum("bhqk,bkhd->bqhd", w / torch.where(total == 0, empty, total), v)
 
     case = case_of(size=1, query_length=1, heads=1)
     x = make_inputs(case)
@@ -824,7 +825,8 @@ def test_a_running_maximum_that_begins_at_0_is_told_where_exp_underflows():
     declared = replace(LOCAL, causal="never", negative_scale=True)
     scenes, _ = seen(Implementation(attend, "from 0", declared), [low], gradients=False)
     causes = [one for one in CAUSES if one.sentence().startswith("the running maximum begins at 0")]
-    assert explaining([Hypothesis(**vars(one)) for one in causes], scenes)
+    found = explaining([Hypothesis(**vars(one)) for one in causes], scenes)
+    assert found[0] == f"the running maximum begins at 0: rows whose scores lie far below it {says}"
 
 
 def test_split_heads_that_are_left_over_go_to_one_branch_however_few_there_are():
