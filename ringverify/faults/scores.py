@@ -218,6 +218,13 @@ for which, key_head in {
     "where query heads and key heads are dealt to the ranks by turns": lambda head, group, count, copies, ranks: (
         head % ranks + head // ranks // group * ranks if count % ranks == 0 else head // group
     ),
+    "that of its rank's first query head, where the ranks do not divide the key heads": (
+        lambda head, group, count, copies, ranks: (
+            head // group
+            if count % ranks == 0 or count * group % ranks
+            else head // (count * group // ranks) * (count * group // ranks) // group
+        )
+    ),
     "the one of its own number, or the last": lambda head, group, count, copies, ranks: min(head, count - 1),
 }.items():
     FAULTS.cause(f"grouped heads: a query head reads the wrong key head, {which}", _key_head(key_head))
