@@ -180,6 +180,26 @@ def test_heads_of_results_in_another_order_are_told_by_gradients_too(way, words)
         assert explaining(REARRANGED, scenes) == [f"results are read in the wrong order: heads {words}"]
 
 
+def test_a_rank_that_reads_the_key_head_of_its_first_query_head_is_told():
+    """Where its share of the heads has several key heads in part."""
+
+    def attend(q, k, v, call):
+        p = call.problem
+        share = p.heads // call.world_size if p.hk % call.world_size else p.group_size
+        read = [head // share * share // p.group_size for head in range(p.heads)]
+        k, v = (gathered(x[:, :, read], call) for x in (k, v))
+        weights = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1)
+        return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    declared = Capabilities(causal="never", gqa=True, heads_multiple="world_size")
+    wrong = [case_of(size=2, heads=6, key_heads=3), case_of(size=3, heads=12, key_heads=4)]
+    scenes, _ = seen(Implementation(attend, "first", declared), [*wrong, case_of(heads=6, key_heads=3)], gradients=True)
+    assert not wrong_tensors(scenes.pop())
+    causes = [one for one in CAUSES if "reads the wrong key head" in one.sentence()]
+    (text,) = explaining([Hypothesis(**vars(one)) for one in causes], scenes)
+    assert "that of its rank's first query head" in text
+
+
 @pytest.mark.parametrize("by_turns", [True, False])
 def test_copies_of_key_heads_that_go_wrong_are_told(by_turns):
     """A key head that is repeated for its ranks: by turns instead of side by side, or with gradients of one copy."""
