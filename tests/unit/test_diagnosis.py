@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.check.declaring import contradicted
+from ringverify.check.declaring import OTHERS, contradicted, would_pass
+from ringverify.check.drawing import drawn
 from ringverify.check.explaining import explained
 from ringverify.diagnosis.diagnose import VARIED, Diagnosis, diagnose, diagnose_rounding, unlike
 from ringverify.diagnosis.hypothesis import Hypothesis
@@ -24,6 +25,8 @@ from ringverify.faults.catalogue import CAUSES, MUTANTS
 from ringverify.faults.place import Partial
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, attend, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
+from ringverify.properties.extremes import MASKED_ROWS
+from ringverify.properties.property import judge_everything
 from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
 from ringverify.strategies import cases
 from ringverify.worlds.simulated import SimulatedWorld
@@ -317,6 +320,23 @@ def test_of_variants_that_passed_a_cause_says_that_it_is_not_there():
         needs = Needs((), (), complete=True, tried=2, failing=(case_of(size=2),), passing=passing)
         text = diagnosed(most, case_of(), gradients=False, needs=needs).text
         assert text.split(" (residual")[0] == "lse is in base 2" + words
+
+
+def test_cases_with_sinks_say_nothing_of_another_declaration():
+    """The emulation of a declaration has none; of what is drawn to judge it by, some have."""
+
+    def attend(q, k, v, call):
+        out, lse = PLAIN.function(q, k, v, call)[:2]
+        return out, lse.to(q.dtype).to(lse.dtype)
+
+    declared = replace(EVERYTHING, sinks=True, gradients=False, lse_gradient=False)
+    runner = Runner(Implementation(attend, "rounded", declared), SimulatedWorld())
+    case = case_of(dtype="bfloat16", key_lengths=(5,))
+    violation = judge_everything(case, runner).violation
+    assert violation is not None
+    narrow = replace(declared, dtypes=("bfloat16",))
+    assert any(one.problem.sinks for one in drawn(MASKED_ROWS, narrow, OTHERS))
+    assert would_pass(MASKED_ROWS, runner, violation, [case, case]) == {"accumulates": "bfloat16"}
 
 
 def test_variants_are_chosen_that_are_unlike_each_other():
