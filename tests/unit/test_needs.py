@@ -6,6 +6,7 @@ import random
 import pytest
 
 from ringref.problem import Problem
+from ringref.sharding import PageTable
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
 from ringverify.cases.running import Runner
@@ -18,6 +19,7 @@ from ringverify.diagnosis.needs import needs
 from ringverify.diagnosis.scores import of_scores
 from ringverify.diagnosis.varying import Varying
 from ringverify.events import Needed
+from ringverify.faults.incremental import CACHES
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.values import FORWARD
@@ -128,7 +130,32 @@ RELATED = [
      lambda one: one["cut_key_heads"] and one["common_key_heads"]),
     ("a number of keys on a rank that is not a multiple of 4, at least 2 ranks, or not causal",
      lambda one: one["keys_here"] % 4 and one["below_diagonal"]),
+    ("at least 2 ranks, a window that hides something", lambda one: one["hiding_window"] and one["ranks"] > 1),
+    ("at least 2 ranks with fewer keys than another one", lambda one: one["several_shorter"]),
+    ("causal, a document, or the sequence, that begins before a rank's shard and ends after it",
+     lambda one: one["causal"] and one["through"]),
+    ("positions before the first document", lambda one: one["before_documents"]),
+    ("positions after the last document", lambda one: one["after_documents"]),
+    ("numbers of ranks and of key heads of which none divides the other", lambda one: one["apart_key_heads"]),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "left", "past"), [(3, 9, True), (3, 8, False), (3, None, False), (1, 20, False)])
+def test_a_window_reaches_past_all_other_shards_or_not(size, left, past):
+    """Twelve positions: on three ranks the other two have eight."""
+    case = Case(problem=Problem(query_length=12, head_dim=1, window=(left, 0)), sharding="contiguous", world_size=size)
+    assert features(case, TOKENS)["past_all"] == past
+
+
+@pytest.mark.parametrize(
+    ("pages", "early"),
+    [(((2, 0), (1,)), True), (((0, 2), (1,)), False), (((3, 0, 1), (2,)), True), (((0, 1, 3), (2,)), False)],
+)
+def test_a_page_that_is_not_full_is_early_if_its_rank_holds_more(pages, early):
+    """Also one that is not yet in use; what lies on another rank does not count."""
+    problem = Problem(query_length=11, head_dim=1)
+    case = Case(problem=problem, sharding="replicated/pages", world_size=2, page_table=PageTable(4, pages))
+    assert features(case, CACHES)["early_page"] == early
 
 
 @pytest.mark.parametrize(("text", "planted"), RELATED, ids=[text for text, _ in RELATED])

@@ -16,22 +16,27 @@ FEW = Problem(query_length=2, heads=2, head_dim=4, causal=True)
 """On three ranks the last one has no tokens, and is not on the way of any."""
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """As with NCCL; by rank what was started."""
+def noted(monkeypatch, names):
+    """By rank the names of functions of `torch.distributed` that its transport called, in order."""
     by_rank = {}
 
-    def noted(name, function):
+    def noting(name, function):
         def call(*arguments, **keywords):
             by_rank.setdefault(dist.get_rank(), []).append(name)
             return function(*arguments, **keywords)
 
         return call
 
-    monkeypatch.setattr(transport, "needs_all_ranks_first", lambda group, device: True)
-    for name in ("all_reduce", "isend", "irecv"):
-        monkeypatch.setattr(transport.dist, name, noted(name, getattr(dist, name)))
+    for name in names:
+        monkeypatch.setattr(transport.dist, name, noting(name, getattr(dist, name)))
     return by_rank
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """As with NCCL; by rank what was started."""
+    monkeypatch.setattr(transport, "needs_all_ranks_first", lambda group, device: True)
+    return noted(monkeypatch, ("all_reduce", "isend", "irecv"))
 
 
 @pytest.mark.parametrize("problem", [APART, FEW], ids=["documents", "fewer tokens than ranks"])
@@ -72,18 +77,7 @@ def test_only_nccl_needs_it(monkeypatch):
 @pytest.fixture
 def posted(monkeypatch):
     """By rank what was posted, a name each."""
-    by_rank = {}
-
-    def noted(name, function):
-        def call(*arguments, **keywords):
-            by_rank.setdefault(dist.get_rank(), []).append(name)
-            return function(*arguments, **keywords)
-
-        return call
-
-    for name in ("isend", "irecv"):
-        monkeypatch.setattr(transport.dist, name, noted(name, getattr(dist, name)))
-    return by_rank
+    return noted(monkeypatch, ("isend", "irecv"))
 
 
 def test_what_arrives_is_posted_before_what_is_sent_is_there(posted):
