@@ -31,6 +31,7 @@ from ringverify.worlds.processes.blame import is_importing
 from ringverify.worlds.raising import Raising, raising_of
 from ringverify.worlds.simulated.baton import Baton, Unwound
 from ringverify.worlds.simulated.exchange import Event, Exchange
+from ringverify.worlds.simulated.one_core import started_here
 from ringverify.worlds.simulated.process_group import SimulatedGroup
 from ringverify.worlds.simulated.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watch.watching import Watch
@@ -146,8 +147,9 @@ class _Ranks:
         in_time = False
         try:
             try:
-                for thread in self._threads:
-                    thread.start()
+                with started_here():
+                    for thread in self._threads:
+                        thread.start()
             except (RuntimeError, MemoryError) as error:
                 limit = limit_of(error, starting=True) or "threads"
                 raise WorldUnavailable(
