@@ -33,7 +33,7 @@ from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
-from ringverify.diagnosis.where import Probe, locate, wrong_tensors
+from ringverify.diagnosis.where import Probe, locate, of_other_code, wrong_tensors
 from ringverify.events import TensorName, Where
 from ringverify.faults.fault import When
 from ringverify.implementation import Capabilities
@@ -255,17 +255,17 @@ def _named(
         for number, scene in enumerate(scenes):
             if not left or (number and not wrong_tensors(scene) and patience.left() <= 0):
                 break
-            left = [one for one in left if one.stands(scene, elsewhere=_of_other_code(scene, cases[0]))]
+            left = [one for one in left if one.stands(scene, elsewhere=of_other_code(scene, cases[0]))]
         named = [told for one in left if (told := one.settled(smallest, requires)) is not None]
         fewest = min((len(one.only) for one in named), default=0)
         named = [one for one in named if len(one.only) == fewest]
         if standing is as_read:
             # It was fitted to some cases, so it is said if it is so in all others; what comes later takes more to say.
             needed = {one.text for one in requires}
-            named, left = [one for one in named[:1] if not one.only or one.when_it_fails(needed)], []
+            named, left = [one for one in named[:1] if one.in_all_like_it or one.when_it_fails(needed)], []
         if len(_apart(named)) > 1 and differentiate is not None:
             named = _told_apart(named, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
-        if named and not fewest:
+        if named and all(one.in_all_like_it for one in named):
             return _told(named, smallest)
         # What is not so in some right case may be there under a condition, unless something else is so in all cases.
         sometimes = sometimes or named or [one.with_unknown_condition() for one in left if one.may_be]
@@ -368,12 +368,6 @@ def _in_shape(case: Case, capabilities: Capabilities) -> Case:
     nq, nk = (-(-length // unit) * unit for length in (case.problem.nq, case.problem.nk))
     longer = _if_legal(case, query_length=nq, key_length=None if nq == nk else nk)
     return case if capabilities.uneven else next(longer, case)
-
-
-def _of_other_code(scene: Scene, smallest: Case) -> bool:
-    """Whether a case of another sharding is right: another branch of the code may have run, so it rules out nothing."""
-    shardings = {scene.case.sharding, smallest.sharding}
-    return len(shardings) > 1 and "replicated_query" not in shardings and not wrong_tensors(scene)
 
 
 def _cost(case: Case) -> int:

@@ -24,10 +24,10 @@ from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis import inferring
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks import MADE
-from ringverify.diagnosis.pairs import Otherwise, Pairs, pairs_of
+from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, pairs_of
 from ringverify.diagnosis.parts import PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
-from ringverify.diagnosis.where import Probe, wrong_tensors
+from ringverify.diagnosis.where import Probe, of_other_code, wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.fault import When
 from ringverify.faults.ring import STEPS
@@ -198,6 +198,7 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
             masks.append(mask)
     table = np.array(masks, dtype=bool).reshape(len(parts), len(true))
     limits = [part.limits for part in parts]
+    of_cases = np.array([limit is None for limit in limits], dtype=bool)
     found: list[tuple[float, int, int, Rule]] = []
     for order, made in enumerate(MADE):
         counts = [made.counts(pairs) for pairs in every]
@@ -214,7 +215,9 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
         for differs in dict.fromkeys((False, bool((off & free).any()))):
             for excused in (False, True):
                 columns = off & (~free | differs) & (fails | (not excused))
-                chosen = _fewest(table[:, columns], limits, (wrong.sum() // WRONG) - 1)
+                # What holds of all pairs of failing cases is not limited to some of them for the sake of right ones.
+                usable = table[:, columns] | ~(of_cases | bool((columns & fails).any()))[:, None]
+                chosen = _fewest(usable, limits, (wrong.sum() // WRONG) - 1)
                 if chosen is not None:
                     cost = made.cost + len(chosen) + EXCUSED * excused
                     found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
@@ -239,7 +242,7 @@ def _of_padding(failing: Sequence[Read]) -> Iterator[Rule]:
             yield Rule(made, ())
 
 
-def _fewest(table: Array, limits: Sequence[str | None], most: int) -> tuple[int, ...] | None:
+def _fewest(table: Mask, limits: Sequence[str | None], most: int) -> tuple[int, ...] | None:
     """Return the fewest rows of a table of which no column is true in all; `None` if that takes more than 3.
 
     Args:
@@ -289,7 +292,8 @@ def hypotheses(
     found = list(itertools.islice(told(_various(failing)), READ))
     if not found:
         return []
-    right = [pairs_of(scene) for scene in scenes if not wrong_tensors(scene)]
+    alike = (scene for scene in scenes if not of_other_code(scene, failing[0].case))
+    right = [pairs_of(scene) for scene in alike if not wrong_tensors(scene)]
     whens: tuple[When, ...] = (
         ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
     )

@@ -119,6 +119,11 @@ class Standing:
             yield dataclasses.replace(self, hypothesis=hypothesis, excused=excused)
 
     @property
+    def in_all_like_it(self) -> bool:
+        """Whether no right case lacks it but some of another sharding, for which other code may have run."""
+        return not self.only or not self.excused
+
+    @property
     def may_be(self) -> bool:
         """Whether so much is explained that the fault can be named though its condition is not known."""
         return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.tile)
@@ -139,7 +144,7 @@ class Standing:
     def sentence(self, smallest: Scene) -> str:
         """Return the fault as a sentence about the smallest case; the condition itself is said by what it needs."""
         text = self.hypothesis.sentence(smallest)
-        return f"{text}, though not in every case" if self.only or self.somewhere else text
+        return text if self.in_all_like_it and not self.somewhere else f"{text}, though not in every case"
 
 
 def _fewest(lacking: list[set[int]], count: int) -> tuple[int, ...] | None:

@@ -36,6 +36,12 @@ def wrong_tensors(scene: Scene) -> tuple[TensorName, ...]:
     return tuple(name for name in scene.tensors if any(wrong_elements(scene, name, rank).any() for rank in ranks))
 
 
+def of_other_code(scene: Scene, failing: Case) -> bool:
+    """Whether a case of another sharding is right: another branch of the code may have run, so it rules out nothing."""
+    shardings = {scene.case.sharding, failing.sharding}
+    return len(shardings) > 1 and "replicated_query" not in shardings and not wrong_tensors(scene)
+
+
 def locate(scene: Scene, tensor: TensorName, pairs: Sequence[WrongPair]) -> Where | None:
     """Return where a result is wrong; `None` if it is right.
 
