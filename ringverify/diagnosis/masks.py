@@ -128,6 +128,23 @@ def _wrapped(pairs: Pairs) -> Counts | None:
     return pairs.counts(lambda name: other) if pairs.present() and pairs.case.sharding == "contiguous" else None
 
 
+def _aligned_to_lengths(constraints: tuple[str, ...], longest: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if the last query is level with the last valid key, of its batch element or of the longest."""
+    p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
+    present = {one for one in constraints if getattr(p, one)}
+    if p.key_lengths is None or not present:
+        return None
+    lengths = np.array(p.key_lengths)[:, None, None, None]
+    i, j = np.broadcast_arrays(plain[0] + (lengths.max() if longest else lengths) - p.nk, plain[1])
+    counts = pairs.counts(lambda name: None if name in present else plain)
+    if "causal" in present:
+        counts = counts * pattern.causal(i, j, diagonal=p.diagonal)
+    if "window" in present:
+        assert p.window is not None
+        counts = counts * pattern.window(i, j, left=p.window[0], right=p.window[1], diagonal=p.diagonal)
+    return counts
+
+
 def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
     def counts(pairs: Pairs) -> Counts | None:
         plain = pairs.queries.p, pairs.keys.p
@@ -234,6 +251,12 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_level, constraints, False), 1)
         says += ", where that began on an earlier rank"
         yield Otherwise(says, functools.partial(_level, constraints, True), 1.5)
+    for constraints in (("causal", "window"), ("causal",), ("window",)):
+        for longest in (False, True):
+            what = " and the ".join(("causal mask", "window")[one == "window"] for one in constraints)
+            by = "the longest of key_lengths" if longest else "key_lengths"
+            says = f"the {what} {'are' if len(constraints) > 1 else 'is'} aligned to {by} instead of the number of keys"
+            yield Otherwise(says, functools.partial(_aligned_to_lengths, constraints, longest), 0.5)
     for up in (False, True):
         says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
         yield Otherwise(says, functools.partial(_share_of_lengths, up), 0.75)

@@ -47,6 +47,11 @@ def permuted(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).reshape(x.shape)
 
 
+def reread(x: torch.Tensor) -> torch.Tensor:
+    """Reshaped to tokens and heads exchanged, and these exchanged back: each element in the wrong place."""
+    return x.reshape(x.size(0), x.size(2), x.size(1), *x.shape[3:]).transpose(1, 2)
+
+
 def per_query_head(here: Here, x: torch.Tensor) -> torch.Tensor:
     """Expand key heads `(B, K, T, D)` to query heads `(B, H, T, D)`: query head h reads key head h // (H // K)."""
     return x.repeat_interleave(here.problem.group_size, dim=1)

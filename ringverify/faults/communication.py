@@ -421,6 +421,11 @@ HOPS: dict[str, Callable[[int, int], int]] = {
     "that of the next hop, and in the last hop the rank's own": lambda hop, size: hop + 1,
     "in the last hop the rank's own": lambda hop, size: 0 if hop == size - 1 else hop,
     "in every hop the rank's own": lambda hop, size: 0,
+    "that of the last hop that arrived in the same of two buffers": lambda hop, size: (
+        hop and hop + (size - 1 - hop) // 2 * 2
+    ),
+    "that of the last hop that was in the same of two buffers": lambda hop, size: hop + (size - 1 - hop) // 2 * 2,
+    "from hop 1 on that of the last hop": lambda hop, size: hop and size - 1,
 }
 """Whose keys or values are used in place of those of a hop."""
 

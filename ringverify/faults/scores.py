@@ -131,9 +131,21 @@ FAULTS.add(
     "derivative of the softcap is 1 + tanh² instead of 1 - tanh²",
     replace(STEPS, cap_slope=lambda s, softcap: 1 + (s / softcap) ** 2),
 )
+
+
+def _slope_of_raw(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    # The capped score of a large one is the softcap, which no longer tells the score: it is computed anew.
+    raw = steps.scores(rows[0], steps.per_query_head(here, steps.widen(here, block.k)), steps.scale(here))
+    return gradients(
+        replace(steps, cap_slope=lambda s, softcap: 1 - (raw / softcap) ** 2), here, hop, owner, rows, block
+    )
+
+
 FAULTS.cause(
     "derivative of the softcap is 1 - (s / c)², of the score before the softcap",
-    replace(STEPS, cap_slope=lambda s, softcap: 1 - torch.atanh((s / softcap).clamp(-1 + 1e-15, 1 - 1e-15)) ** 2),
+    replace(STEPS, gradients=_slope_of_raw),
 )
 FAULTS.add(
     "O103",

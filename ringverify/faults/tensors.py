@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ringverify.faults import arithmetic
-from ringverify.faults.arithmetic import permuted, scrambled
+from ringverify.faults.arithmetic import permuted, reread, scrambled
 from ringverify.faults.fault import Faults
 from ringverify.faults.merging import taken
 from ringverify.faults.place import Here, Partial
@@ -156,6 +156,17 @@ FAULTS.add(
     "dq's elements are permuted: heads and tokens are exchanged by a reshape",
     replace(STEPS, narrow=lambda here, x: scrambled(x.to(here.dtype))),
 )
+for change in (permuted, reread):
+    FAULTS.cause("elements of lse permuted: heads and tokens are exchanged by a reshape", _lse(change))
+    FAULTS.cause(
+        "elements of the lse saved for the backward permuted: heads and tokens are exchanged by a reshape",
+        replace(STEPS, kept=lambda here, saved, change=change: (*saved[:-1], change(saved[-1]))),  # type: ignore[misc]
+    )
+    for name, which in (("dlse", "lse"), ("dout", "out")):
+        FAULTS.cause(
+            f"elements of the cotangent of {which} permuted: heads and tokens are exchanged by a reshape",
+            given(name, lambda here, x, change=change: change(x)),  # type: ignore[misc]
+        )
 
 
 def _dead_rank(here: Here, found: Partial) -> Partial:
