@@ -114,32 +114,37 @@ NEAR = 2.0**-22
 
 
 def _judge_total(scene: Scene) -> float | None:
-    """Judge whether sums of exponentials are numbers of the input dtype, whichever way they were added up."""
-    dtype, inner = scene.problem.dtype, scene.truth.intermediates
-    if dtype not in COARSE or dtype == "float32" or scene.inputs.sinks is not None:
+    """Judge whether sums of exponentials are numbers of the input dtype, whichever way they were added up.
+
+    Gradients that start from them are off too; they are not looked at.
+    """
+    dtype, inner, sinks = scene.problem.dtype, scene.truth.intermediates, scene.inputs.sinks
+    if dtype not in COARSE or dtype == "float32" or "lse" not in wrong_tensors(scene):
         return None if wrong_tensors(scene) else 0.0
-    if "lse" not in scene.tensors or "dq" in scene.tensors:
-        return None
     top = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
+    sunk = np.full(top.shape, -np.inf) if sinks is None else np.broadcast_to(sinks[:, None], top.shape)
+    top = np.maximum(top, sunk)
     tiles = UNIT_ROUNDOFF[dtype] * np.maximum(1, (inner.m > 0).sum(axis=-1))
-    worst = 0.0
+    worst, largest = 0.0, np.abs(scene.inputs.v).max(initial=0.0, where=np.isfinite(scene.inputs.v))
     for rank in range(scene.size):
-        seen, true, most = scene.seen("lse", rank), scene.true("lse", rank), scene.local("lse", top, rank)
-        there = true > -np.inf
+        seen, true = scene.seen("lse", rank), scene.true("lse", rank)
+        most, sink, off = (scene.local("lse", x, rank) for x in (top, sunk, tiles))
+        there = true > sink
         with np.errstate(all="ignore"):
-            total, right = np.exp(seen - most), np.exp(true - most)
+            total, right, of_sink = (np.exp(x - most) for x in (seen, true, sink))
             near = NEAR * (1 + np.abs(most) + np.abs(true)) * total
-            as_kept = (np.abs(total - round_to(total, dtype)) <= near) & (
-                np.abs(total - right) <= scene.local("lse", tiles, rank) * right + near
+            kept = total - of_sink
+            as_kept = (np.abs(kept - round_to(kept, dtype)) <= near) & (
+                np.abs(total - right) <= off * (right - of_sink) + near
             )
-            if not np.where(there, as_kept, seen == true).all():
+            if not np.where(there, as_kept, (seen == true) | (np.abs(total - right) <= near)).all():
                 return None
             share = np.where(there, right / total, 1.0).swapaxes(1, 2)[..., None]
-            if (
-                margins(scene.seen("out", rank), scene.true("out", rank) * share, scene.limit("out", rank), dtype) > 1
-            ).any():
+            out, limit = scene.true("out", rank) * share, scene.limit("out", rank)
+            limit = limit + off.swapaxes(1, 2)[..., None] * largest
+            if (margins(scene.seen("out", rank), out, limit, dtype) > 1).any():
                 return None
-            worst = max(worst, float(np.abs(np.where(there, total - round_to(total, dtype), 0.0)).max(initial=0.0)))
+            worst = max(worst, float(np.abs(np.where(there, kept - round_to(kept, dtype), 0.0)).max(initial=0.0)))
     return worst
 
 
