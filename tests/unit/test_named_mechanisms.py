@@ -465,6 +465,24 @@ def clamped(steps, here, hop, owner):
     return multiplicity(replace(steps, key_lengths=key_lengths), here, hop, owner)
 
 
+def level_with_valid_keys(steps, here, hop, owner):
+    """The last query is level with the last valid key."""
+    p = here.problem
+    if p.key_lengths is None:
+        return multiplicity(steps, here, hop, owner)
+    found = []
+    for length in p.key_lengths:
+        back = p.nk - length
+
+        def moved(of, back=back):
+            return lambda problem, i, j: of(problem, i - back, j)
+
+        found.append(
+            multiplicity(replace(steps, causal=moved(STEPS.causal), window=moved(STEPS.window)), here, hop, owner)
+        )
+    return torch.stack([m[number] for number, m in enumerate(found)])
+
+
 def counting(times):
     """Blocks that count so often."""
     return replace(
@@ -767,6 +785,11 @@ READ = {
         [case_of(causal=True, sharding="striped"), case_of(causal=True, sharding="striped", size=2)],
         [],
     ),
+    "the causal mask and the window are aligned to key_lengths instead of the number of keys": (
+        replace(STEPS, pattern=level_with_valid_keys),
+        [case_of(causal=True, batch=2, key_lengths=(9, 4)), case_of(window=(3, 2), key_lengths=(7,), key_length=14)],
+        [case_of(causal=True), case_of(causal=True, key_lengths=(12,)), case_of(key_lengths=(5,))],
+    ),
     "for keys in the first row of a shard: key_lengths ignored": (
         replace(STEPS, pattern=clamped),
         [case_of(batch=2, key_lengths=(3, 12)), case_of(batch=2, key_lengths=(0, 5), size=2)],
@@ -791,6 +814,28 @@ def test_what_is_read_of_a_mask_is_told(words):
         if all(one.explains(s) is not None for s in scenes)
     ]
     assert found[0] == words
+
+
+def test_a_right_case_of_another_sharding_limits_no_rule():
+    """Where shards are striped other code may run: its rows are no reason to limit the rule to other rows."""
+
+    def keys(here, hop, owner):
+        own = here.shards[owner]
+        return (
+            own
+            if len(own) > 1 and own[1] > own[0] + 1
+            else owner * len(here.shards[here.rank]) + torch.arange(len(own))
+        )
+
+    cases = [case_of(causal=True, query_length=n, size=size) for n, size in ((5, 2), (11, 3), (17, 4))]
+    right = [case_of(causal=True), case_of(causal=True, query_length=25, sharding="striped")]
+    scenes, probe = seen(
+        Implementation(ring_of(replace(STEPS, keys=keys)), "own", EVERYTHING), [*cases, *right], gradients=False
+    )
+    assert wrong_tensors(scenes[2])
+    assert not wrong_tensors(scenes[-1])
+    says = "made with keys at positions counted from the owner times the number of keys of the rank in hand"
+    assert reading.hypotheses(scenes, probe, lambda: 1)[0].sentence() == f"the causal mask is {says}"
 
 
 # -- by the library ----------------------------------------------------------------------------------------------------
@@ -1247,20 +1292,25 @@ def test_a_ranks_part_of_summed_gradients_that_begins_elsewhere_is_told(sharding
     assert any("from the rank times the rank's own number of rows on, in the order of the shards" in x for x in found)
 
 
-def test_a_sum_of_exponentials_in_the_input_dtype_is_told_whatever_the_tiles_are():
-    """By its digits, which lse shows; out is off by as much."""
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_sum_of_exponentials_in_the_input_dtype_is_told_whatever_the_tiles_are(sinks):
+    """By its digits, which lse shows, less what a sink adds; out is off by as much."""
 
     def attend(q, k, v, call):
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float())
-        top = s.amax(-1, keepdim=True)
+        sunk = torch.full_like(s[..., :1], -math.inf)
+        if sinks:
+            sunk = call.sinks.float()[:, None, None].expand_as(sunk)
+        top = torch.maximum(s.amax(-1, keepdim=True), sunk)
         total = torch.zeros_like(top).to(q.dtype)
         for w in (s - top).exp().split(5, -1):
             total = (total + w.sum(-1, keepdim=True)).to(q.dtype)
-        out = torch.einsum("bhqk,bkhd->bqhd", (s - top).exp(), v.float()) / total.float().transpose(1, 2)
-        return out.to(q.dtype), (top + total.float().log())[..., 0]
+        total = total.float() + (sunk - top).exp()
+        out = torch.einsum("bhqk,bkhd->bqhd", (s - top).exp(), v.float()) / total.transpose(1, 2)
+        return out.to(q.dtype), (top + total.log())[..., 0]
 
-    declared = replace(LOCAL, causal="never", dtypes=("bfloat16",), lse=True, gradients=False)
-    cases = [case_of(size=1, query_length=n, dtype="bfloat16") for n in (7, 12)]
+    declared = replace(LOCAL, causal="never", dtypes=("bfloat16",), lse=True, gradients=False, sinks=sinks)
+    cases = [case_of(size=1, query_length=n, dtype="bfloat16", sinks=sinks) for n in (7, 12)]
     scenes, _ = seen(Implementation(attend, "total", declared), cases, gradients=False)
     assert explaining(NARROWED, scenes) == [
         "the sum of exponentials is kept in the input dtype: exp(lse - maximum) is one of its numbers in every row"
@@ -1289,3 +1339,115 @@ def test_shards_that_are_joined_with_their_padding_are_told_of_queries_too():
         "q, k and v of shards padded to the longest are joined and cut at their length: zeros stay between the shards, "
         "and the last rows are lost"
     ]
+
+
+# -- backwards that take what is not theirs ----------------------------------------------------------------------------
+
+
+def library(sentence):
+    """What the library knows by a sentence."""
+    found = [Hypothesis(**vars(one)) for one in CAUSES if one.sentence() == sentence]
+    assert found
+    return found
+
+
+class OneRank(torch.autograd.Function):
+    """Attention of one rank whose backward takes the slope of the softcap from raw scores."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        """Right."""
+        raw = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k) / call.softcap
+        p = (call.softcap * torch.tanh(raw)).softmax(-1)
+        ctx.save_for_backward(q, k, v, p, raw)
+        ctx.call = call
+        return torch.einsum("bhqk,bkhd->bqhd", p, v)
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With 1 - (s / c)²."""
+        q, k, v, p, raw = ctx.saved_tensors
+        dp = torch.einsum("bqhd,bkhd->bhqk", dout, v)
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * (1 - raw**2) * ctx.call.scale
+        of_k = torch.einsum("bhqk,bqhd->bkhd", ds, q)
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), of_k, torch.einsum("bhqk,bqhd->bkhd", p, dout), None
+
+
+def test_a_softcap_whose_slope_is_of_raw_scores_is_told_where_these_are_large():
+    """So large that the capped score no longer tells which it was."""
+    cases = [case_of(size=1, softcap=cap, scale=scale) for cap, scale in ((1.0, 0.5), (0.5, 40.0), (2.0, 300.0))]
+    attend = Implementation(lambda q, k, v, call: OneRank.apply(q, k, v, call), "slope", replace(LOCAL, causal="never"))
+    scenes, _ = seen(attend, cases, gradients=True)
+    says = "derivative of the softcap is 1 - (s / c)², of the score before the softcap"
+    assert explaining(library(says), scenes)
+
+
+class Overwritten(torch.autograd.Function):
+    """Attention to gathered keys whose backward finds in the blocks of some hops those of later ones."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        """Right; what is kept is overwritten."""
+        size, n = call.world_size, k.size(1)
+        every = [[torch.empty_like(x) for _ in range(size)] for x in (k, v)]
+        for x, into in zip((k, v), every, strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, torch.cat(every[0], dim=1))
+        last = {hop % 2: hop for hop in range(1, size)}
+        hops = [(call.rank - owner) % size for owner in range(size)]
+        places = [(call.rank - last[hop % 2]) % size if hop else call.rank for hop in hops]
+        kept = [torch.cat([x[place] for place in places], dim=1) for x in every]
+        ctx.save_for_backward(
+            q, *kept, s.logsumexp(-1), out := s.softmax(-1) @ torch.cat(every[1], dim=1).transpose(1, 2)
+        )
+        ctx.call, ctx.rows = call, slice(call.rank * n, (call.rank + 1) * n)
+        return out.transpose(1, 2).contiguous()
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With what was kept."""
+        q, k, v, lse, out = ctx.saved_tensors
+        p = (ctx.call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k) - lse[..., None]).exp()
+        dout = dout.transpose(1, 2)
+        ds = p * (dout @ v.permute(0, 2, 3, 1) - (dout * out).sum(-1, keepdim=True)) * ctx.call.scale
+        of_k, of_v = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bhqd->bkhd", p, dout)
+        for x in (of_k, of_v):
+            dist.all_reduce(x, group=ctx.call.group)
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), of_k[:, ctx.rows], of_v[:, ctx.rows], None
+
+
+def test_receive_buffers_that_the_backward_still_needs_are_told():
+    """Blocks of hops 1 and 3 share one."""
+    declared = replace(PLAIN.capabilities, causal="never", lse=False, lse_gradient=False)
+    cases = [case_of(size=size, query_length=2 * size) for size in (4, 5)]
+    attend = Implementation(lambda q, k, v, call: Overwritten.apply(q, k, v, call), "two buffers", declared)
+    scenes, _ = seen(attend, cases, gradients=True)
+    says = "keys and values of the wrong block: that of the last hop that arrived in the same of two buffers"
+    assert explaining(library(f"{says}, in the backward only"), scenes)
+
+
+class Reread(torch.autograd.Function):
+    """Passes lse on; its cotangent is reshaped to tokens and heads."""
+
+    @staticmethod
+    def forward(ctx, lse):
+        """As it is."""
+        return lse.clone()
+
+    @staticmethod
+    def backward(ctx, dlse):
+        """Reshaped where it should be transposed."""
+        return dlse.reshape(dlse.size(0), dlse.size(2), dlse.size(1)).transpose(1, 2)
+
+
+def test_a_cotangent_of_lse_that_is_reshaped_for_transposed_is_told():
+    """Of two heads and four tokens a rank."""
+
+    def attend(q, k, v, call):
+        out, lse = PLAIN.function(q, k, v, call)
+        return out, Reread.apply(lse)
+
+    cases = [case_of(cotangent=cotangent, size=size) for cotangent, size in (("lse", 3), ("both", 2))]
+    scenes, _ = seen(Implementation(attend, "reshaped", EVERYTHING), cases, gradients=True)
+    says = "elements of the cotangent of lse permuted: heads and tokens are exchanged by a reshape"
+    assert explaining(library(says), scenes)
