@@ -40,10 +40,21 @@ FAULTS.add(
     _weights_from(lambda a, b: torch.where(a == -math.inf, b, a + torch.log1p(torch.exp(b - a)))),
     overflows=True,
 )
-FAULTS.add(
-    "A2a",
+_UNSHIFTED = _weights_from(lambda a, b: torch.log(torch.exp(a) + torch.exp(b)))
+FAULTS.add("A2a", "the merge overflows: log-sum-exps are added without a shift", _UNSHIFTED, overflows=True)
+
+
+def _both_there(first: Partial, second: Partial) -> Partial:
+    merged: Partial = _UNSHIFTED.merge(first, second)
+    for one, other in ((first, second), (second, first)):
+        empty = other.lse == -math.inf
+        merged = Partial(torch.where(empty[..., None], one.out, merged.out), torch.where(empty, one.lse, merged.lse))
+    return merged
+
+
+FAULTS.cause(
     "the merge overflows: log-sum-exps are added without a shift",
-    _weights_from(lambda a, b: torch.log(torch.exp(a) + torch.exp(b))),
+    replace(STEPS, merge=_both_there),  # a part without keys is not merged
     overflows=True,
 )
 
