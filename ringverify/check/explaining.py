@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs, selectable
@@ -171,6 +173,12 @@ def _run(runner: Runner, violation: Violation, gradients: bool) -> Callable[...,
     return functools.partial(runner.run, gradients=bool(requiring), mode=mode, requiring=requiring)
 
 
+def _out_is_undefined(runner: Runner, case: Case) -> bool:
+    """Whether out is no number somewhere, of which any gradient may become none."""
+    seen = runner.run(case, gradients=False)
+    return seen.failure is None and any(bool(np.isnan(rank.out).any()) for rank in seen.ranks)
+
+
 def _possible(case: Case, capabilities: Capabilities) -> bool:
     """Return whether a case can be made: selectors fit, and the sharding function deals its positions out."""
     try:
@@ -209,8 +217,7 @@ def explained(
             return None
         return diagnose_rounding(functools.partial(runner.run, gradients=c.gradients), (smallest, first), c)
     # If out or lse is wrong, gradients are too, in a way that does not depend on the fault alone: leave them out.
-    gradients = violation.finding.tensor in GRADIENTS
-
+    gradients = violation.finding.tensor in GRADIENTS and not _out_is_undefined(runner, smallest)
     observe = _run(runner, violation, gradients)
 
     def probe(case: Case, inputs: Inputs) -> Observation:
