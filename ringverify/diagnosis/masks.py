@@ -51,7 +51,7 @@ from ringverify.diagnosis.positions import (
     queries_at,
 )
 from ringverify.diagnosis.scene import Counts
-from ringverify.diagnosis.skips import skipped, ways_to_skip
+from ringverify.diagnosis.skips import skipped, ways_to_leave_unmasked, ways_to_skip
 from ringverify.diagnosis.tiles import ways_to_bound, ways_to_pad, ways_to_split
 
 BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
@@ -180,6 +180,8 @@ def _made() -> Iterator[Otherwise]:
     for spared, (text, skips) in product((False, True), ways_to_skip()):
         never = ", but never a rank's own" if spared else ""
         yield Otherwise(text + never, functools.partial(skipped, skips, spared), 1 + 0.25 * spared)
+    for text, of_tiles in ways_to_leave_unmasked():
+        yield Otherwise(text, of_tiles, 1)
     yield from ways_to_merge()
     yield from ways_to_bound()
     yield from ways_to_split()

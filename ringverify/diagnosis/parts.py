@@ -50,10 +50,15 @@ def _tiles() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
     for tile in TILES:
         yield f"past the last whole tile of {tile}", functools.partial(_past_whole_tiles, tile)
         yield f"past the first {tile} rows", functools.partial(_past, tile)
+        yield f"past the last whole tile of {tile} of all", functools.partial(_past_whole_tiles_of_all, tile)
 
 
 def _past_whole_tiles(tile: int, pairs: Pairs, x: OneSide) -> Mask:
     return x.place >= x.count // tile * tile
+
+
+def _past_whole_tiles_of_all(tile: int, pairs: Pairs, x: OneSide) -> Mask:
+    return x.p >= x.total // tile * tile
 
 
 def _past(tile: int, pairs: Pairs, x: OneSide) -> Mask:

@@ -26,17 +26,20 @@ FEWEST = 3
 """Cases that have to be explained."""
 
 Term = Callable[[Array, Array, Array, Array], Array]
-"""What a query adds, `(B, H, N)`, of the sink's weight, that beside a denominator without it, dlse and dout·out."""
+"""What a query adds, `(B, H, N)`, of the weights of the sink and of all keys together, dlse and dout·out."""
 
 TERMS: dict[str, Term] = {
-    "": lambda w, alone, dlse, delta: w * (dlse - delta),
-    "lacks the cotangent of lse": lambda w, alone, dlse, delta: -w * delta,
-    "lacks dout·out": lambda w, alone, dlse, delta: w * dlse,
-    "has the cotangent of lse with the other sign": lambda w, alone, dlse, delta: -w * (dlse + delta),
-    "has the other sign": lambda w, alone, dlse, delta: w * (delta - dlse),
-    "is not multiplied by the weight of the sink": lambda w, alone, dlse, delta: dlse - delta,
-    "is multiplied by the weight of the sink twice": lambda w, alone, dlse, delta: w**2 * (dlse - delta),
-    "has the weight exp(sink − lse) of an lse without the sink": lambda w, alone, dlse, delta: alone * (dlse - delta),
+    "": lambda w, share, dlse, delta: w * (dlse - delta),
+    "lacks the cotangent of lse": lambda w, share, dlse, delta: -w * delta,
+    "lacks dout·out": lambda w, share, dlse, delta: w * dlse,
+    "has the cotangent of lse with the other sign": lambda w, share, dlse, delta: -w * (dlse + delta),
+    "has the other sign": lambda w, share, dlse, delta: w * (delta - dlse),
+    "is not multiplied by the weight of the sink": lambda w, share, dlse, delta: dlse - delta,
+    "is multiplied by the weight of the sink twice": lambda w, share, dlse, delta: w**2 * (dlse - delta),
+    "has the weight exp(sink − lse) of an lse without the sink": lambda w, share, dlse, delta: (
+        w / share * (dlse - delta)
+    ),
+    "has dout·out of an out that the sink has not joined": lambda w, share, dlse, delta: w * (dlse - delta / share),
 }
 QUERIES: dict[str, Callable[[Scene, int], Ints]] = {
     "": lambda scene, rank: _own(scene, rank) if sinks_in_parts(scene.case, scene.capabilities) else _all(scene),
@@ -117,9 +120,11 @@ def _terms(scene: Scene, term: str) -> Array:
         x, truth = scene.inputs, scene.truth
         sinks, lse = np.asarray(x.sinks)[:, None], truth.lse
         w = np.exp(sinks - np.where(np.isfinite(lse), lse, np.inf))
+        inner = truth.intermediates
+        share = (inner.m * np.exp(np.where(inner.m > 0, inner.scores, -np.inf) - lse[..., None])).sum(axis=-1)
+        dlse, delta = np.where(np.isfinite(lse), x.dlse, 0.0), (x.dout * truth.out).sum(axis=-1).swapaxes(1, 2)
         with np.errstate(all="ignore"):
-            alone = np.nan_to_num(w / (1 - w), posinf=0.0)
-        dlse = np.where(np.isfinite(lse), x.dlse, 0.0)
-        return TERMS[term](w, alone, dlse, (x.dout * truth.out).sum(axis=-1).swapaxes(1, 2))
+            found = TERMS[term](w, share, dlse, delta)
+        return np.where(np.isfinite(found), found, 0.0)
 
     return scene.once(("sink terms", term), computed)

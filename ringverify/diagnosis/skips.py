@@ -111,6 +111,28 @@ def _starts(tile: int, of_shard: bool, pairs: Pairs) -> Ints:
     return keys.at(keys.rank, keys.place // tile * tile) if of_shard else keys.p // tile * tile
 
 
+def unmasked(tile: int, of_shard: bool, of_tile: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without the causal mask of tiles that begin before the first query, of the rank or of its tile."""
+    if not pairs.problem.causal:
+        return None
+    queries = pairs.queries
+    first = queries.at(queries.rank, queries.place // tile * tile * of_tile) + pairs.problem.diagonal
+    plain = queries.p, pairs.keys.p
+    bare = pairs.counts(lambda name: None if name == "causal" else plain)
+    return np.where(_starts(tile, of_shard, pairs) < first, bare, pairs.true)
+
+
+def ways_to_leave_unmasked() -> Iterator[tuple[str, Callable[[Pairs], Counts | None]]]:
+    """Yield tests by which tiles are taken for those that a causal mask lets through whole, in words."""
+    for tile, of_shard, of_tile in product(TILES, (False, True), (False, True)):
+        whose = f"of a tile of {tile} queries" if of_tile else "of the rank"
+        yield (
+            f"a tile of {tile} keys{' of a shard' if of_shard else ''} that begins before the first query {whose} has "
+            "no causal mask",
+            functools.partial(unmasked, tile, of_shard, of_tile),
+        )
+
+
 def ways_to_skip() -> Iterator[tuple[str, Skips]]:
     """Yield tests by which blocks or tiles are skipped that hold keys to attend, in words."""
     for key, query in product(ENDS, ENDS):

@@ -269,16 +269,38 @@ def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: B
 FAULTS.add("D5b", "dk and dv are those of rank r + 1: sent one hop too few", replace(STEPS, travel=_last_hop_missing))
 
 
-def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Send dk and dv one hop past their owner."""
-    home = travel(steps, here, hop, owner, carried, part)
-    if hop + 1 < here.size or here.size == 1 or here.replicated:
-        return home
-    arrived = steps.arrive_gradients(steps.move(steps, here, home, (here.rank - 1) % here.size))
-    return like(arrived, here, here.rank)
+def _farthest(here: Here) -> int:
+    """By how many hops some block has come where some query attends it; queries are sharded like keys."""
+    if here.problem.nq != here.problem.nk:
+        return here.size - 1
+
+    def attended(rank: int, hop: int) -> bool:
+        steps = replace(STEPS, queries=lambda _: here.shards[rank])
+        return bool(multiplicity(steps, here, hop, (rank - hop) % here.size).any())
+
+    return max((hop for rank in range(here.size) for hop in range(here.size) if attended(rank, hop)), default=0)
 
 
-FAULTS.cause("dk and dv are those of rank r - 1: sent one hop too many", replace(STEPS, travel=_sent_on))
+def _sent_on(hops: Callable[[Here], int]) -> Steps:
+    """Send dk and dv so many hops past their owner."""
+
+    def sent(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+        found = travel(steps, here, hop, owner, carried, part)
+        if hop + 1 < here.size or here.size == 1 or here.replicated:
+            return found
+        for past in range(1, hops(here) % here.size + 1):
+            found = steps.arrive_gradients(steps.move(steps, here, found, (here.rank - past) % here.size))
+        return like(found, here, here.rank)
+
+    return replace(STEPS, travel=sent)
+
+
+FAULTS.cause("dk and dv are those of rank r - 1: sent one hop too many", _sent_on(lambda here: 1))
+FAULTS.cause("dk and dv are those of rank r - 2: sent two hops too many", _sent_on(lambda here: 2))
+FAULTS.cause(
+    "dk and dv are sent on by as many hops as their block had come, instead of home",
+    _sent_on(lambda here: 2 * _farthest(here)),
+)
 
 
 def _unwaited(posted: Posted) -> Block:

@@ -284,6 +284,25 @@ for says in ("are those of the last hop alone: nothing is added up", "lack the p
 for says in PARTS:
     FAULTS.cause(f"dk: its parts {says}", counted(says, "dk"))
     FAULTS.cause(f"dv: its parts {says}", counted(says, "dv"))
+
+
+def _overwritten(names: str) -> Steps:
+    """Keep of dk, or of dv, what the last rank that attends a block adds to it."""
+
+    def add_part(hop: int, carried: Block, part: Block) -> Block:
+        there = bool(part.k.any()) or bool(part.v.any())
+        found = (
+            (new if there else so_far) if name in names else so_far + new
+            for name, so_far, new in zip("kv", carried, part, strict=True)
+        )
+        return Block(*found)
+
+    return replace(STEPS, add_part=add_part)
+
+
+for what, kinds in {"dk and dv": "kv", "dk": "k", "dv": "v"}.items():
+    says = f"each rank that attends a block overwrites its {what}: nothing is added up"
+    FAULTS.cause(says, _overwritten(kinds))
 FAULTS.mutant("F1a", "dq: its parts are those of hop 0 alone, the rank's own block")
 FAULTS.mutant("F1b", "dk and dv are those of hop 0 alone, the rank's own block")
 FAULTS.mutant("O70", "dk and dv lack the rank's own part")
@@ -319,6 +338,16 @@ FAULTS.add(
 FAULTS.cause("the returned dv holds the sum of the right dk and the right dv", if_alike(lambda dk, dv: (dk, dk + dv)))
 FAULTS.cause("the returned dk is the right dv", if_alike(lambda dk, dv: (dv, dv)))
 FAULTS.cause("the returned dv is the right dk", if_alike(lambda dk, dv: (dk, dk)))
+
+
+def _exchanged(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    dq, part = gradients(steps, here, hop, owner, rows, block)
+    return dq, Block(part.v, part.k) if part.k.shape == part.v.shape else part
+
+
+FAULTS.cause("what a rank adds to dk and dv of a block is exchanged", replace(STEPS, gradients=_exchanged))
 
 
 def _each(change: Callable[[Tensor], Tensor]) -> Steps:

@@ -92,6 +92,17 @@ _add(
 )
 
 
+def _out_before(here: Here, saved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Out of the keys alone, beside the log-sum-exp with the sink."""
+    if not here.problem.sinks:
+        return saved
+    of_keys = -torch.expm1(arithmetic.sinks_of(here) - saved[4]).clamp(max=0.0)[..., None]
+    return (*saved[:3], torch.where(of_keys > 0, saved[3] / of_keys, 0.0), saved[4])
+
+
+FAULTS.cause("delta is computed of out as it is before the sink joins", replace(STEPS, kept=_out_before))
+
+
 def _gradient(change: Callable[[Here, Tensor, Tensor], Tensor]) -> Steps:
     return replace(STEPS, sink_gradient=change)
 
