@@ -117,8 +117,17 @@ def make_inputs(case: Case) -> Inputs:
 
 SINK_SIZES = {"large_scores": 100.0, "dominating_key": 60.0, "rising_blocks": 3 * GAP, "falling_blocks": 3 * GAP}
 """Size of the sinks that are of the size of a family's scores; 2.0 where these are ordinary."""
+FAR_ABOVE = 100.0
+"""What a sink that is far above all scores has beside an ordinary one."""
 FAR_BELOW = -2000.0
 """A sink whose weight beside any score of 0 is exactly 0, in float64 too."""
+
+
+def has_ordinary_sinks(case: Case) -> bool:
+    """Whether some head has a sink of the size of its scores, of which small changes show."""
+    sinks = make_inputs(case).sinks
+    most = np.inf if case.values in SINK_SIZES else FAR_ABOVE / 2
+    return sinks is not None and bool(((sinks > FAR_BELOW) & (sinks < most)).any())
 
 
 def _sinks(case: Case, rng: np.random.Generator) -> Array:
@@ -127,7 +136,7 @@ def _sinks(case: Case, rng: np.random.Generator) -> Array:
     sinks = rng.standard_normal(heads) * SINK_SIZES.get(case.values, 2.0)
     if case.values == "integers":
         sinks = np.round(sinks)
-    sinks = np.choose(rng.integers(8, size=heads), [sinks + 100, np.full(heads, FAR_BELOW), *[sinks] * 6])
+    sinks = np.choose(rng.integers(8, size=heads), [sinks + FAR_ABOVE, np.full(heads, FAR_BELOW), *[sinks] * 6])
     sinks = np.where(rng.integers(10, size=heads) == 0, -np.inf, sinks)
     if case.values == "selectors":  # whose answer stays exact
         sinks = np.minimum(sinks, FAR_BELOW)

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case, sharding_names
+from ringverify.cases.inputs import has_ordinary_sinks
 from ringverify.diagnosis.conditions import HALF, MASKS, Condition, Features, conditions, features
 from ringverify.diagnosis.scores import FAR, FAR_OFF, conditions_on_scores, meets, of_scores, scored
 from ringverify.diagnosis.varying import FIELDS, Varying
@@ -91,6 +92,9 @@ SIMPLER = ("values", "length", "dtype", "cotangent")
 
 HIDDEN = 5
 """Seeds with which a case is run before it counts as passing, where some were seen to fail with certain seeds only."""
+
+MOST_SEEDS = 20
+"""Seeds of which those are chosen that give ordinary sinks, at most."""
 
 CHANCE = 3
 """Cases that have to fail with some of their seeds only, before values are said to matter."""
@@ -310,6 +314,7 @@ class _Exploration:
         self._otherwise: set[str] = set()
         self._with_cotangent: set[tuple[Case, str]] = set()
         self._drawn: Sequence[Case] = ()
+        self._ordinary_sinks = case.problem.sinks and has_ordinary_sinks(case)
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
         """Return whether a case fails; one that passes unforeseen is run with another seed too: values may hide faults.
@@ -329,10 +334,14 @@ class _Exploration:
         return found
 
     def _run(self, case: Case, seeds: int) -> bool | None:
-        """Return whether a case fails with one of so many seeds, its own the first."""
+        """Return whether a case fails with one of so many seeds, its own the first.
+
+        Small integers hide faults, by a factor of 0 or sums that cancel: further seeds have normal numbers then.
+        """
         found: bool | None = False
-        for more in range(seeds):
-            one = case.replace(seed=case.seed + more)
+        for more, seed in enumerate(itertools.islice(self._seeds(case), seeds)):
+            plainer = "normal" if more and case.values == "integers" else case.values
+            one = case.replace(seed=seed, values=plainer)
             if one not in self.seen:
                 if self.tried >= MOST_RUNS or self.left() <= 0:
                     raise _Spent
@@ -343,11 +352,18 @@ class _Exploration:
                 self.seen[one] = answer
             if found := self.seen[one]:
                 self.runs[one] = True
-                if more:  # whether it is seen depends on the seed
+                if more and plainer == case.values:  # whether it is seen depends on the seed
                     self.hiding += 1
                     self.outcomes.setdefault("values", []).append(False)
                 break
         return found
+
+    def _seeds(self, case: Case) -> Iterator[int]:
+        """Yield seeds for a case, its own the first: where the smallest has ordinary sinks, those that give it some."""
+        seeds = range(case.seed, case.seed + MOST_SEEDS)
+        ordinary = self._ordinary_sinks and case.problem.sinks
+        yield from (seed for seed in seeds if not ordinary or has_ordinary_sinks(case.replace(seed=seed)))
+        yield from seeds
 
     def explained(self, shrunk_from: Sequence[Case], drawn: Sequence[Case]) -> tuple[list[Condition], bool]:
         """Return the conditions that explain the runs, and whether no other run was left that could tell more."""
