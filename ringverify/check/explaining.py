@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ringref.rounding import UNIT_ROUNDOFF
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs, selectable
@@ -121,6 +122,13 @@ def when_it_fails(
         """What a property asks of the widest dtype, or of subgroups, without numbers, holds of the others too."""
         return other.replace(dtype=case.problem.dtype, group=case.group)
 
+    largest = [0.0 if ordinary is None else ordinary.margin]
+
+    def too_coarse(other: Case) -> bool:
+        """Whether an error as large as the largest that was seen would be within what a narrower dtype allows."""
+        units = [UNIT_ROUNDOFF[one.problem.dtype] for one in (case, other)]
+        return units[0] < units[1] and largest[0] * units[0] < units[1]
+
     def fails(other: Case) -> bool | None:
         if not _possible(other, there.capabilities):
             return None
@@ -139,7 +147,9 @@ def when_it_fails(
         if not seen.applies:
             return None
         if seen.violation is None:
-            return None if seen.margin > hidden else False
+            return None if seen.margin > hidden or too_coarse(other) else False
+        if other.problem.dtype == case.problem.dtype:
+            largest[0] = max(largest[0], seen.margin)
         if seen.violation.finding is not None and not gradients:  # other gradients may be wrong on other ranks
             wrong[other] = frozenset(seen.violation.finding.wrong)
         return True if reasons & {seen.violation.reason, *seen.violation.also} else None

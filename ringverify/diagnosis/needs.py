@@ -59,6 +59,9 @@ OTHERWISE = 4
 ELSEWHERE = 2
 """Further cases that failed in which a factor is varied before it is said not to matter."""
 
+GEOMETRY = frozenset({"length", "cross lengths", "sharding", *MASKS})
+"""Factors that decide together which keys a query attends, and on which ranks these are."""
+
 CORNERS = ("ranks", "causal")
 """Factors that are then varied in the smallest case too: another branch of the code may run there."""
 
@@ -219,10 +222,12 @@ def needs(
     if not certain.keys() <= {"values"} or sum(one.limit for one in tested) > LIMITS:
         certain |= exploration.factors_of(one for one in tested if one.limit)
         tested = [one for one in tested if not one.limit]
+    if "values" in certain:  # what is small with some values is within what a 16-bit dtype allows, or with some scales
+        tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     requires = [Requirement(exploration.in_words(one), _holding(one, capabilities)) for one in tested if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
     requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
-    about = {*turning}.union(*(one.factors for one in explanation))
+    about = {*turning}.union(*(one.factors for one in explanation), ("scale",) if "values" in certain else ())
     failing = [one for one, failed in exploration.runs.items() if failed]
     about |= _standing_in(failing, about)
     if len({one.problem.dtype in HALF for one in failing}) < len({dtype in HALF for dtype in capabilities.dtypes}):
@@ -231,6 +236,10 @@ def needs(
         about.add("ranks")
     if "world" not in {one.group for one in failing}:
         about.add("group")
+    if not certain.keys().isdisjoint(GEOMETRY):
+        about |= (
+            GEOMETRY  # what decides which keys a query attends may stand for one another in ways that have no words
+        )
     outcomes = exploration.outcomes
     irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
     masks = [name for name in MASKS if getattr(case.problem, name)]
