@@ -13,11 +13,12 @@ from ringref.sharding import PageTable
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Runner
-from ringverify.diagnosis import adding, carrying, crossing, reading, undefined
+from ringverify.diagnosis import adding, carrying, crossing, reading, sink_gradients, undefined
 from ringverify.diagnosis.diagnose import _in_shape, diagnose
 from ringverify.diagnosis.filling import FILLED
+from ringverify.diagnosis.fitting import in_some_places
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.narrowing import NARROWED
+from ringverify.diagnosis.narrowing import NARROWED, ROUNDED
 from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.scene import Scene
@@ -483,6 +484,13 @@ def level_with_valid_keys(steps, here, hop, owner):
     return torch.stack([m[number] for number, m in enumerate(found)])
 
 
+def begins_before(steps, here, hop, owner):
+    """A tile of 4 keys of all that begins before the first of a tile of 4 queries of a rank is taken for past."""
+    i, j = here.call.positions, here.shards[owner]
+    past = j // 4 * 4 < i[torch.arange(len(i)) // 4 * 4][:, None]
+    return multiplicity(replace(steps, causal=lambda *at: STEPS.causal(*at) | past), here, hop, owner)
+
+
 def counting(times):
     """Blocks that count so often."""
     return replace(
@@ -789,6 +797,16 @@ READ = {
         replace(STEPS, pattern=level_with_valid_keys),
         [case_of(causal=True, batch=2, key_lengths=(9, 4)), case_of(window=(3, 2), key_lengths=(7,), key_length=14)],
         [case_of(causal=True), case_of(causal=True, key_lengths=(12,)), case_of(key_lengths=(5,))],
+    ),
+    "for keys past the last whole tile of 4 of all: keys that the mask allows are not attended": (
+        where(lambda here, owner, i, j: j < here.problem.nk // 4 * 4),
+        [case_of(query_length=14), case_of(query_length=9, size=2), case_of(query_length=3, size=1)],
+        [case_of(), case_of(query_length=8, size=4)],
+    ),
+    "a tile of 4 keys that begins before the first query of a tile of 4 queries has no causal mask": (
+        replace(STEPS, pattern=begins_before),
+        [case_of(causal=True, query_length=15), case_of(causal=True, query_length=10, size=2)],
+        [case_of(causal=True), case_of(causal=True, query_length=8, size=2), case_of(query_length=15)],
     ),
     "for keys in the first row of a shard: key_lengths ignored": (
         replace(STEPS, pattern=clamped),
@@ -1450,3 +1468,143 @@ def test_a_cotangent_of_lse_that_is_reshaped_for_transposed_is_told():
     scenes, _ = seen(Implementation(attend, "reshaped", EVERYTHING), cases, gradients=True)
     says = "elements of the cotangent of lse permuted: heads and tokens are exchanged by a reshape"
     assert explaining(library(says), scenes)
+
+
+def only_the_last(steps, here, hop, owner, carried, part):
+    """The dv of a block is what the last rank has added that attends it."""
+    attended = bool(multiplicity(STEPS, here, hop, owner).any())
+    added = part if carried is None else Block(carried.k + part.k, part.v if attended else carried.v)
+    return STEPS.travel(replace(steps, add_part=lambda *_: added), here, hop, owner, carried, part)
+
+
+def exchanged_of_later_ranks(steps, here, hop, owner, rows, block):
+    """What is added to dk and dv of blocks of later ranks is exchanged."""
+    dq, part = STEPS.gradients(steps, here, hop, owner, rows, block)
+    return dq, Block(part.v, part.k) if owner > here.rank else part
+
+
+def of_two_ranks_further(here, dq, dk, dv):
+    """The dk and dv of rank r + 2: all are gathered, and those are taken."""
+    found = []
+    for x in (dk, dv):
+        every = [torch.empty_like(x) for _ in range(here.size)]
+        dist.all_gather(every, x.contiguous(), group=here.call.group)
+        found.append(every[(here.rank + 2) % here.size])
+    return dq, *found
+
+
+ZIGZAG = [case_of(sharding="zigzag", causal=True, size=size, query_length=4 * size) for size in (3, 2)]
+GRADIENTS = {
+    "each rank that attends a block overwrites its dv: nothing is added up": (
+        replace(STEPS, travel=only_the_last), [case_of(causal=True), case_of(size=4), case_of(size=2, causal=True)]
+    ),
+    "what a rank adds to dk and dv of a block is exchanged, on blocks of later ranks only": (
+        replace(STEPS, gradients=exchanged_of_later_ranks), ZIGZAG
+    ),
+    "dk and dv are sent on by as many hops as their block had come, instead of home": (
+        replace(STEPS, returned_gradients=of_two_ranks_further), [case_of(), case_of(size=4), case_of(causal=True)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", GRADIENTS)
+def test_gradients_of_blocks_that_go_wrong_on_their_way_are_told(words):
+    """By the library, in some blocks or in all."""
+    steps, cases = GRADIENTS[words]
+    scenes, _ = seen(Implementation(ring_of(steps), "on their way", EVERYTHING), cases, gradients=True)
+    known = [Hypothesis(**vars(one)) for one in CAUSES]
+    if words in {one.sentence() for one in known}:
+        assert words in explaining([one for one in known if one.sentence() == words], scenes)
+    else:
+        plain = [one for one in known if words.startswith(one.sentence())]
+        assert words in explaining([one for alike in in_some_places(plain, scenes[0]) for one in alike], scenes)
+
+
+class BeforeSinks(torch.autograd.Function):
+    """Attention of one rank with sinks, whose backward has out as it was before they joined."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sinks, call):
+        """Right."""
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        lse = torch.logaddexp(s.logsumexp(-1), sinks[:, None])
+        ctx.save_for_backward(q, k, v, sinks, lse, out := s.softmax(-1) @ v.transpose(1, 2))
+        ctx.scale = call.scale
+        return (out * (s.logsumexp(-1) - lse).exp()[..., None]).transpose(1, 2).contiguous()
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With delta of that out."""
+        q, k, v, sinks, lse, out = ctx.saved_tensors
+        p = (ctx.scale * torch.einsum("bqhd,bkhd->bhqk", q, k) - lse[..., None]).exp()
+        dout = dout.transpose(1, 2)
+        delta = (dout * out).sum(-1)
+        ds = p * (dout @ v.permute(0, 2, 3, 1) - delta[..., None]) * ctx.scale
+        of_k, of_v = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bhqd->bkhd", p, dout)
+        of_sinks = -((sinks[:, None] - lse).exp() * delta).sum((0, 2))
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), of_k, of_v, of_sinks, None
+
+
+def test_a_delta_of_out_before_the_sink_is_told():
+    """By dq and dk; and by the gradient of sinks, where the sink weighs so much that these are 0."""
+    declared = replace(LOCAL, causal="never", sinks=True)
+    attend = Implementation(
+        lambda q, k, v, call: BeforeSinks.apply(q, k, v, call.sinks, call), "before sinks", declared
+    )
+    cases = [case_of(size=1, query_length=n, sinks=True, seed=n) for n in (5, 8)]
+    scenes, _ = seen(attend, cases, gradients=True)
+    assert explaining(library("delta is computed of out as it is before the sink joins"), scenes)
+    many = [case_of(size=1, query_length=n, sinks=True, values="dominating_key", seed=n) for n in range(3, 15)]
+    scenes, _ = seen(attend, many, gradients=True)
+    alone = [scene for scene in scenes if not wrong_tensors(scene) and sink_gradients.wrong(scene)]
+    assert len(alone) >= sink_gradients.FEWEST
+    assert sink_gradients.cause(alone) == "the gradient of sinks has dout·out of an out that the sink has not joined"
+
+
+def test_a_merge_without_a_shift_that_spares_empty_parts_is_told():
+    """Of three blocks, of which the first rank attends one."""
+
+    def attend(q, k, v, call):
+        every = []
+        for x in (k, v):
+            parts = [torch.empty_like(x) for _ in range(call.world_size)]
+            dist.all_gather(parts, x.contiguous(), group=call.group)
+            every.append(parts)
+        out = lse = None
+        for hop in range(call.world_size):
+            owner = (call.rank - hop) % call.world_size
+            if owner > call.rank:
+                continue
+            s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, every[0][owner])
+            if owner == call.rank:
+                s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+            new, new_lse = s.softmax(-1) @ every[1][owner].transpose(1, 2), s.logsumexp(-1)
+            if out is None:
+                out, lse = new, new_lse
+            else:
+                total = (lse.exp() + new_lse.exp()).log()
+                out = (lse - total).exp()[..., None] * out + (new_lse - total).exp()[..., None] * new
+                lse = total
+        return out.transpose(1, 2)
+
+    declared = replace(PLAIN.capabilities, causal="always", lse=False, lse_gradient=False, gradients=False, scale=True)
+    cases = [case_of(causal=True, values="large_scores", seed=seed, scale=3.0) for seed in (1, 2)]
+    scenes, _ = seen(Implementation(attend, "unshifted", declared), cases, gradients=False)
+    found = explaining(library("the merge overflows: log-sum-exps are added without a shift"), scenes)
+    assert found
+
+
+def test_a_sum_that_lies_between_two_numbers_rules_no_rounding_out():
+    """Digits of what is rounded at every hop, of which some may fall to either side."""
+    steps = next(
+        one for one in CAUSES if one.sentence() == "dk and dv travel in the input dtype: they are rounded at every hop"
+    )
+    cases = [
+        case_of(
+            size=2, sharding="striped", causal=True, window=(2, 3), query_length=6 + more, batch=3, heads=9,
+            key_heads=3, head_dim=40, dtype="bfloat16", scale=1.0, seed=more,
+        )
+        for more in range(4)
+    ]  # fmt: skip
+    scenes, _ = seen(Implementation(ring_of(steps.steps), "at every hop", EVERYTHING), cases, gradients=True)
+    assert "dk and dv travel in the input dtype: they are rounded at every hop" in explaining(ROUNDED, scenes)

@@ -9,13 +9,14 @@ from ringref.problem import Problem
 from ringref.sharding import PageTable
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
+from ringverify.cases.inputs import has_ordinary_sinks
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.cases.strategies import Scope, case_of, cases
 from ringverify.check.explaining import when_it_fails
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.conditions import features
-from ringverify.diagnosis.needs import needs
+from ringverify.diagnosis.needs import GEOMETRY, needs
 from ringverify.diagnosis.scores import of_scores
 from ringverify.diagnosis.varying import Varying
 from ringverify.events import Needed
@@ -137,6 +138,9 @@ RELATED = [
     ("positions before the first document", lambda one: one["before_documents"]),
     ("positions after the last document", lambda one: one["after_documents"]),
     ("numbers of ranks and of key heads of which none divides the other", lambda one: one["apart_key_heads"]),
+    ("at least 2 heads a rank, of a number that the ranks divide", lambda one: one["heads_a_rank"]),
+    ("fewer key heads than heads (GQA), at least 2 key heads a rank, of a number that the ranks divide",
+     lambda one: one["gqa"] and one["key_heads_a_rank"]),
 ]  # fmt: skip
 
 
@@ -197,7 +201,8 @@ def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
     said, fails, drawn = found(lambda one: one.get("left_side", 0) % 2 == 1, EVERYTHING, mixed=MIXED)
     assert said.requires[-1].text == "certain window"
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
-    assert not {"window", "masks"} & set(said.irrelevant)
+    # Nor of anything else that decides which keys a query attends.
+    assert not {"masks", *GEOMETRY} & set(said.irrelevant)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +271,33 @@ def test_a_fault_that_some_seeds_hide_is_a_matter_of_values():
     seeds = random.Random(3)
     said, _, _ = found(lambda one: True, EVERYTHING, fails=lambda case: seeds.random() < 0.9)
     assert "values" not in said.irrelevant
+
+
+@pytest.mark.parametrize("ordinary", [True, False])
+def test_what_small_integers_and_odd_sinks_hide_is_no_matter_of_values(ordinary):
+    """Other seeds are tried with normal numbers, and with sinks that are neither far above all scores nor far below."""
+
+    def fails(case):
+        there = case.problem.sinks and case.world_size > 1
+        return there and (has_ordinary_sinks(case) if ordinary else case.values != "integers" or case.seed % 3 == 0)
+
+    said, _, _ = found(lambda one: one["sinks"] and one["ranks"] > 1, EVERYTHING, fails=fails)
+    assert {one.text for one in said.requires} == {"learned sinks", "at least 2 ranks"}
+
+
+def test_an_error_that_a_16_bit_dtype_allows_does_not_make_float32_a_condition():
+    """It passes there, which proves nothing."""
+
+    def attend(q, k, v, call):
+        out, lse = ring_of(STEPS)(q, k, v, call)
+        return out * (1 + 1e-4 * (call.world_size > 1)), lse
+
+    declared = dataclasses.replace(PLAIN, dtypes=("float32", "bfloat16"))
+    runner = Runner(Implementation(attend, "a little off", declared), SimulatedWorld())
+    case = Case(problem=Problem(query_length=6, heads=2, head_dim=4), world_size=2, values="normal")
+    said = when_it_fails(FORWARD, runner, case, FORWARD.judge(case, runner).violation)
+    assert [one.text for one in said.requires] == ["at least 2 ranks"]
+    assert "dtype" not in said.irrelevant
 
 
 def test_dtypes_and_ranks_are_no_matter_only_where_the_extremes_fail():
