@@ -378,13 +378,15 @@ def _of_conduct(
         place = case.call_of(finding.position)
         alone = place > 0 and _afresh(property, runner, [case.calls[place]]).violation is None
         return f"call {place + 1} uses something that an earlier call left: alone it is right" if alone else None
-    if violation.cause is not None or violation.failure is None or violation.kind != "deadlock":
+    telling = {"value": "receive_read", "deadlock": "wrong_group"}.get(violation.kind)
+    if violation.cause is not None or telling is None or (there := watched()) is None:
         return violation.cause
-    if (there := watched()) is None:
-        return None
     beside = judged_if_possible(HAZARDS, case, there)
-    if beside is not None and beside.violation is not None and beside.violation.reason == ("hazard", "wrong_group"):
-        return beside.violation.cause
+    if beside is not None and beside.violation is not None and beside.violation.reason == ("hazard", telling):
+        where = f": {beside.violation.summary}" if violation.kind == "value" else ""
+        return f"{beside.violation.cause}{where}"
+    if violation.failure is None:
+        return None
     return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.requires)
 
 

@@ -168,7 +168,7 @@ NEARER = 4
 """Times as near to a prediction with the fault as to the one without it an element is, if it is as predicted."""
 
 
-FLIPPED = 0.01
+FLIPPED = 0.1
 """Share of the elements in which a fault shows, and one, that may be off: what is rounded lay between two numbers."""
 
 
@@ -243,7 +243,16 @@ def _rounded_lse(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor
     return found._replace(lse=rounded(here, found.lse))
 
 
+def _rounded_partial(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
+    return Partial(*(rounded(here, x) for x in STEPS.attend(steps, here, hop, owner, q, block)))
+
+
 _ROUNDING += [
+    (
+        "each block's out and lse are rounded to the input dtype before they are merged",
+        replace(STEPS, attend=_rounded_partial),
+        (),
+    ),
     ("each block's lse is rounded to the input dtype before it is merged", replace(STEPS, attend=_rounded_lse), ()),
     (
         "the running sum of weighted values is rounded to the input dtype after every hop",

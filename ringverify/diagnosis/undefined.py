@@ -46,11 +46,16 @@ class Blocks:
         found: Mask = np.take_along_axis(self.of_row, at[None, None], axis=-1)[..., 0] == 0
         return found
 
-    def first(self, blocks: Ints) -> Ints:
-        """The first owner of which a rank attends anything, of blocks in ascending or descending order of rank."""
-        seen = (self.visited > 0)[0, 0][:, blocks]
-        found: Ints = blocks[seen.argmax(axis=-1)][:, None]
-        return found
+    def empty_at_first(self, owners: Ints) -> Mask:
+        """Rows that attend nothing in the first block of which their rank attends anything, in an order of owners.
+
+        Args:
+            owners: the order, `(Nq, P)`, or `(P,)` if it is the same on every rank.
+        """
+        owners = np.broadcast_to(owners, self.visited.shape[2:]) % self.size
+        seen = np.take_along_axis((self.visited > 0)[0, 0], owners, axis=1)
+        found: Mask = self.empty(np.take_along_axis(owners, seen.argmax(axis=1)[:, None], axis=1))
+        return found & seen.any(axis=1)
 
 
 ROWS: dict[str, Rows] = {
@@ -59,11 +64,14 @@ ROWS: dict[str, Rows] = {
     "no key of the next rank's block": lambda blocks: blocks.empty(blocks.rank + 1),
     "no key of the block of rank 0": lambda blocks: blocks.empty(np.array(0)),
     "no key of the block of the last rank": lambda blocks: blocks.empty(np.array(-1)),
-    "no key of the first block of which the rank attends any": lambda blocks: blocks.empty(
-        blocks.first(np.arange(blocks.size))
+    "no key of the first block of which the rank attends any": lambda blocks: blocks.empty_at_first(
+        np.arange(blocks.size)
     ),
-    "no key of the last block of which the rank attends any": lambda blocks: blocks.empty(
-        blocks.first(np.arange(blocks.size)[::-1])
+    "no key of the last block of which the rank attends any": lambda blocks: blocks.empty_at_first(
+        np.arange(blocks.size)[::-1]
+    ),
+    "no key of the first block, hop by hop, of which the rank attends any": lambda blocks: blocks.empty_at_first(
+        blocks.rank - np.arange(blocks.size)
     ),
     "no key of some block of which the rank attends any": lambda blocks: (
         (blocks.of_row == 0) & (blocks.visited > 0)

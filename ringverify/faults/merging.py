@@ -59,6 +59,29 @@ FAULTS.cause(
 )
 
 
+def _lse_by(of: Callable[[Tensor, Tensor], Tensor]) -> Steps:
+    """Merge with right weights, and another lse of two parts that both have keys."""
+
+    def merge(first: Partial, second: Partial) -> Partial:
+        right = arithmetic.merge(first, second)
+        both = (first.lse > -math.inf) & (second.lse > -math.inf)
+        return right._replace(lse=torch.where(both, of(first.lse, second.lse), right.lse))
+
+    return replace(STEPS, merge=merge)
+
+
+FAULTS.cause(
+    "the merged lse is lse + log(1 + exp(lse - new)): the difference has the wrong sign",
+    _lse_by(lambda a, b: a - F.logsigmoid(b - a)),
+)
+FAULTS.cause(
+    "the merged lse is lse - log(1 + exp(new - lse)): what is added is subtracted",
+    _lse_by(lambda a, b: a + F.logsigmoid(a - b)),
+)
+FAULTS.cause("the merged lse is the mean of both", _lse_by(lambda a, b: (a + b) / 2))
+FAULTS.cause("the merged lse is the sum of both", _lse_by(lambda a, b: a + b))
+
+
 def _plain_weights(first: Partial, second: Partial) -> Partial:
     a, b = torch.exp(first.lse)[..., None], torch.exp(second.lse)[..., None]
     total = a + b

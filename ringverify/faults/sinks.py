@@ -78,29 +78,33 @@ _add("O158", "each head takes the sink of the head before it", _with(lambda here
 _add("O159", "the exponential of the sink is not shifted", _with(lambda here, sinks: torch.log(torch.exp(sinks))))
 
 
-def _without(lse: Tensor, here: Here) -> Tensor:
-    """Log-sum-exps of the keys alone, from those with the sink."""
-    share = torch.exp(arithmetic.sinks_of(here) - lse).clamp(max=1.0)
-    return torch.where(lse == -math.inf, lse, lse + torch.log1p(-share))
+def _keeping(kept: Callable[[tuple[Tensor, ...], Partial], tuple[Tensor, ...]]) -> Steps:
+    """Keep something else for the backward, by what would be kept and the result of the keys alone."""
+
+    def noted(here: Here, whole: Partial) -> Partial:
+        here.notes["keys"] = whole
+        return STEPS.sink(here, whole)
+
+    return replace(
+        STEPS,
+        sink=noted,
+        kept=lambda here, saved: kept(saved, here.notes["keys"]) if here.problem.sinks else saved,
+    )
 
 
 _add(
     "O160",
     "the backward leaves the sink out: its weights are those of the keys alone",
-    replace(STEPS, kept=lambda here, saved: (*saved[:4], _without(saved[4], here)) if here.problem.sinks else saved),
-    recognised=False,
+    _keeping(lambda saved, keys: (*saved[:4], keys.lse)),
 )
-
-
-def _out_before(here: Here, saved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Out of the keys alone, beside the log-sum-exp with the sink."""
-    if not here.problem.sinks:
-        return saved
-    of_keys = -torch.expm1(arithmetic.sinks_of(here) - saved[4]).clamp(max=0.0)[..., None]
-    return (*saved[:3], torch.where(of_keys > 0, saved[3] / of_keys, 0.0), saved[4])
-
-
-FAULTS.cause("delta is computed of out as it is before the sink joins", replace(STEPS, kept=_out_before))
+FAULTS.cause(
+    "the backward leaves the sink out: its weights are those of the keys alone, and so is its out",
+    _keeping(lambda saved, keys: (*saved[:3], *keys)),
+)
+FAULTS.cause(
+    "delta is computed of out as it is before the sink joins",
+    _keeping(lambda saved, keys: (*saved[:3], keys.out, saved[4])),
+)
 
 
 def _gradient(change: Callable[[Here, Tensor, Tensor], Tensor]) -> Steps:

@@ -76,6 +76,31 @@ def test_a_hazard_has_a_cause(attend, cause):
     assert found.diagnosis.text == cause
 
 
+def impatient(q, k, v, call):
+    """Attention to all blocks, of which only the sends are waited for."""
+    blocks = [torch.stack((k, v))]
+    for _ in range(call.world_size - 1):
+        right, left = hazardous.peers(call)
+        blocks.append(torch.full_like(blocks[0], 0.7))
+        sends = dist.P2POp(dist.isend, blocks[-2], right, call.group)
+        receives = dist.P2POp(dist.irecv, blocks[-1], left, call.group)
+        dist.batch_isend_irecv([sends, receives])[0].wait()
+    k, v = torch.cat(blocks, dim=2)
+    return torch.einsum("bhqk,bkhd->bqhd", (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1), v)
+
+
+def test_numbers_that_are_read_before_they_arrive_have_that_as_their_cause():
+    """With who reads what and where: no other cause is known of numbers that are whatever was in memory."""
+    case = Case(problem=Problem(query_length=4), world_size=2)
+    declared = dataclasses.replace(PLAIN, causal="never", window=False)
+    runner = Runner(Implementation(impatient, "impatient", declared), SimulatedWorld())
+    even = dataclasses.replace(FORWARD, cases=lambda capabilities: [case])
+    found = hunt(even, runner, examples=1, seed=0, progress=lambda number: None).counterexample
+    cause, _, where = found.diagnosis.text.partition(": ")
+    assert cause == "a buffer is read while a receive into it is in flight"
+    assert "before it completed, at test_conduct.py:" in where
+
+
 def test_a_collective_on_the_default_group_is_the_cause_of_a_deadlock():
     """And a world that is the ring is right: the group matters."""
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringref.problem import Dilation, Problem
-from ringref.sharding import PageTable
+from ringref.sharding import PageTable, key_positions
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Runner
@@ -24,8 +24,8 @@ from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.diagnosis.where import wrong_tensors
-from ringverify.faults.catalogue import CAUSES
-from ringverify.faults.place import Block
+from ringverify.faults.catalogue import CAUSES, MUTANTS
+from ringverify.faults.place import Block, Partial
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.worlds.simulated import SimulatedWorld
@@ -1546,7 +1546,7 @@ class BeforeSinks(torch.autograd.Function):
 
 
 def test_a_delta_of_out_before_the_sink_is_told():
-    """By dq and dk; and by the gradient of sinks, where the sink weighs so much that these are 0."""
+    """By dq and dk, and by the gradient of sinks."""
     declared = replace(LOCAL, causal="never", sinks=True)
     attend = Implementation(
         lambda q, k, v, call: BeforeSinks.apply(q, k, v, call.sinks, call), "before sinks", declared
@@ -1554,11 +1554,14 @@ def test_a_delta_of_out_before_the_sink_is_told():
     cases = [case_of(size=1, query_length=n, sinks=True, seed=n) for n in (5, 8)]
     scenes, _ = seen(attend, cases, gradients=True)
     assert explaining(library("delta is computed of out as it is before the sink joins"), scenes)
-    many = [case_of(size=1, query_length=n, sinks=True, values="dominating_key", seed=n) for n in range(3, 15)]
+    many = [case_of(size=1, query_length=2, heads=1, head_dim=1, sinks=True, seed=n) for n in range(30)]
     scenes, _ = seen(attend, many, gradients=True)
-    alone = [scene for scene in scenes if not wrong_tensors(scene) and sink_gradients.wrong(scene)]
-    assert len(alone) >= sink_gradients.FEWEST
-    assert sink_gradients.cause(alone) == "the gradient of sinks has dout·out of an out that the sink has not joined"
+    alone = [scene for scene in scenes if not wrong_tensors(scene)]  # sinks that weigh all, or nothing
+    assert sum(map(sink_gradients.wrong, alone)) >= sink_gradients.FEWEST
+    says = "has the weight exp(sink − lse) of an lse without the sink"  # the same where the sink has all the weight
+    assert sink_gradients.cause(alone) in (
+        f"the gradient of sinks {text}" for text in (says, "has dout·out of an out that the sink has not joined")
+    )
 
 
 def test_a_merge_without_a_shift_that_spares_empty_parts_is_told():
@@ -1596,9 +1599,8 @@ def test_a_merge_without_a_shift_that_spares_empty_parts_is_told():
 
 def test_a_sum_that_lies_between_two_numbers_rules_no_rounding_out():
     """Digits of what is rounded at every hop, of which some may fall to either side."""
-    steps = next(
-        one for one in CAUSES if one.sentence() == "dk and dv travel in the input dtype: they are rounded at every hop"
-    )
+    says = "dk and dv travel in the input dtype: they are rounded at every hop"
+    implementation = MUTANTS["A12c"].implementation
     cases = [
         case_of(
             size=2, sharding="striped", causal=True, window=(2, 3), query_length=6 + more, batch=3, heads=9,
@@ -1606,5 +1608,108 @@ def test_a_sum_that_lies_between_two_numbers_rules_no_rounding_out():
         )
         for more in range(4)
     ]  # fmt: skip
-    scenes, _ = seen(Implementation(ring_of(steps.steps), "at every hop", EVERYTHING), cases, gradients=True)
-    assert "dk and dv travel in the input dtype: they are rounded at every hop" in explaining(ROUNDED, scenes)
+    scenes, _ = seen(implementation, cases, gradients=True)
+    assert says in explaining(ROUNDED, scenes)
+
+
+class KeysAlone(BeforeSinks):
+    """A backward without the sink: its out and its weights are those of the keys alone."""
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With the log-sum-exp of the keys."""
+        q, k, v, sinks, _, out = ctx.saved_tensors
+        s = ctx.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        p, dout = s.softmax(-1), dout.transpose(1, 2)
+        delta = (dout * out).sum(-1)
+        ds = p * (dout @ v.permute(0, 2, 3, 1) - delta[..., None]) * ctx.scale
+        of_k, of_v = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bhqd->bkhd", p, dout)
+        of_sinks = -((sinks[:, None] - s.logsumexp(-1)).exp() * delta).sum((0, 2))
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), of_k, of_v, of_sinks, None
+
+
+def test_a_backward_without_the_sink_is_told_however_much_that_weighs():
+    """Also where what the keys weigh beside it is less than the rounding of 1."""
+    declared = replace(LOCAL, causal="never", sinks=True)
+    attend = Implementation(lambda q, k, v, call: KeysAlone.apply(q, k, v, call.sinks, call), "keys alone", declared)
+    cases = [case_of(size=1, query_length=3, heads=1, sinks=True, seed=n) for n in range(20)]
+    scenes, _ = seen(attend, cases, gradients=True)
+    wrong = [scene for scene in scenes if wrong_tensors(scene)]
+    assert max(scene.inputs.sinks.max() for scene in wrong) > 50
+    says = "the backward leaves the sink out: its weights are those of the keys alone, and so is its out"
+    assert explaining(library(says), wrong) == [says]
+
+
+MERGED = {
+    "the merged lse is lse + log(1 + exp(lse - new)): the difference has the wrong sign": (
+        lambda a, b: a - torch.nn.functional.logsigmoid(b - a)
+    ),
+    "the merged lse is lse - log(1 + exp(new - lse)): what is added is subtracted": (
+        lambda a, b: a + torch.nn.functional.logsigmoid(a - b)
+    ),
+}
+
+
+@pytest.mark.parametrize("words", MERGED)
+def test_signs_of_a_merge_are_told(words):
+    """Of lse alone: out has the right weights, as in the merge of zhuzilin/ring-flash-attention."""
+
+    def merge(first, second):
+        weight = torch.sigmoid(second.lse - first.lse)[..., None]
+        return Partial(first.out - weight * (first.out - second.out), MERGED[words](first.lse, second.lse))
+
+    cases = [case_of(size=size, query_length=8) for size in (2, 3, 4)]
+    scenes, _ = seen(Implementation(ring_of(replace(STEPS, merge=merge)), "signs", EVERYTHING), cases, gradients=False)
+    assert explaining(library(words), scenes) == [words]
+
+
+def test_partials_that_are_rounded_before_they_are_merged_are_told():
+    """Out and lse, in the input dtype."""
+
+    def attend(q, k, v, call):
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float())
+        parts = [(s.softmax(-1) @ v.float().transpose(1, 2)).to(q.dtype), s.logsumexp(-1).to(q.dtype)]
+        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in parts]
+        for x, into in zip(parts, every, strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        outs, lses = (torch.stack(x).float() for x in every)
+        whole = lses.logsumexp(0)
+        return ((lses - whole).exp()[..., None] * outs).sum(0).transpose(1, 2).to(q.dtype), whole
+
+    declared = Capabilities(sharding="replicated_query", dtypes=("bfloat16",), lse=True, gradients=False)
+    cases = [case_of(size=size, sharding="replicated_query", dtype="bfloat16") for size in (2, 3, 4)]
+    scenes, _ = seen(Implementation(attend, "rounded parts", declared), cases, gradients=False)
+    assert "each block's out and lse are rounded to the input dtype before they are merged" in explaining(
+        ROUNDED, scenes
+    )
+
+
+def test_rows_without_a_key_in_the_first_block_of_their_rank_hop_by_hop_are_told():
+    """A running maximum is −inf before and after it; blocks of which a rank attends nothing are not visited."""
+
+    def attend(q, k, v, call):
+        p, size = call.problem, call.world_size
+        shards = [torch.as_tensor(held) for held in key_positions("contiguous", p.nk, size)]
+        top = q.new_full((q.size(0), q.size(2), q.size(1), 1), -math.inf)
+        total, out = torch.zeros_like(top), torch.zeros_like(q).transpose(1, 2)
+        every = [[torch.empty_like(x) for _ in range(size)] for x in (k, v)]
+        for x, into in zip((k, v), every, strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        for hop in range(size):
+            owner = (call.rank - hop) % size
+            ahead = shards[owner] - (call.positions[:, None] + p.nk - p.nq)
+            mask = (ahead >= -p.window[0]) & (ahead <= p.window[1])
+            if not mask.any():
+                continue
+            s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, every[0][owner])).masked_fill(~mask, -math.inf)
+            above = torch.maximum(top, s.amax(-1, keepdim=True))
+            shrink, w = (top - above).exp(), (s - torch.where(above == -math.inf, 0.0, above)).exp()
+            total, top = total * shrink + w.sum(-1, keepdim=True), above
+            out = out * shrink + w @ every[1][owner].transpose(1, 2)
+        return (out / torch.where(total == 0, 1.0, total)).transpose(1, 2)
+
+    declared = Capabilities(window=True, cross_lengths=True, gradients=False, lse=False)
+    cases = [case_of(window=(0, right), query_length=9, key_length=15) for right in (3, 4)]
+    scenes, _ = seen(Implementation(attend, "by hop", declared), cases, gradients=False)
+    found = explaining(undefined.hypotheses(scenes), scenes)
+    assert "rows that attend no key of the first block, hop by hop, of which the rank attends any" in found[0]

@@ -197,7 +197,7 @@ def test_a_condition_on_scores_is_found_again(text, planted):
 @pytest.mark.parametrize("most", [70, 260])
 def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
     """And nothing that is not true, whether or not the time ends first."""
-    monkeypatch.setattr("ringverify.diagnosis.needs.MOST_RUNS", most)
+    monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", most)
     said, fails, drawn = found(lambda one: one.get("left_side", 0) % 2 == 1, EVERYTHING, mixed=MIXED)
     assert said.requires[-1].text == "certain window"
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
@@ -230,7 +230,7 @@ def test_a_limit_on_a_side_of_a_window_is_held_against_windows_that_are_not_boun
 def test_what_was_not_tried_is_not_said_to_be_no_matter(monkeypatch):
     """Not a mask, and not the masks, where the runs ended before they were all varied."""
     for most in (10, 40):
-        monkeypatch.setattr("ringverify.diagnosis.needs.MOST_RUNS", most)
+        monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", most)
         said, _, _ = found(lambda one: one["ranks"] > 1 and not one["documents"], EVERYTHING, mixed=MIXED)
         assert not said.complete
         assert not {"documents", "masks", "ranks"} & set(said.irrelevant)
@@ -281,7 +281,8 @@ def test_what_small_integers_and_odd_sinks_hide_is_no_matter_of_values(ordinary)
         there = case.problem.sinks and case.world_size > 1
         return there and (has_ordinary_sinks(case) if ordinary else case.values != "integers" or case.seed % 3 == 0)
 
-    said, _, _ = found(lambda one: one["sinks"] and one["ranks"] > 1, EVERYTHING, fails=fails)
+    declared = dataclasses.replace(TOKENS, sinks=True)
+    said, _, _ = found(lambda one: one["sinks"] and one["ranks"] > 1, declared, fails=fails)
     assert {one.text for one in said.requires} == {"learned sinks", "at least 2 ranks"}
 
 

@@ -1,0 +1,164 @@
+"""Conditions held against runs: the cheapest conjunction that explains them, and the case that tells two apart."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from ringverify.cases.case import Case
+from ringverify.diagnosis.conditions import Condition, Features, conditions, features
+from ringverify.diagnosis.scores import conditions_on_scores, of_scores
+from ringverify.implementation import Capabilities
+
+UNEXPLAINED = 0.6
+"""Cost of a passing run that an explanation does not account for: a value may hide a fault by chance.
+
+So two runs are enough to name a common condition; rare ones take three or four.
+"""
+
+DOUBT = 3.0
+"""The same while runs are still chosen: a rare condition that would explain one is tried again before it is dropped."""
+
+SUPPORTED = 3
+"""A condition is not doubted any more when it alone explains this many passing runs."""
+
+MOST_STEPS = 20_000
+"""Conjunctions of conditions that are looked at for one explanation, at most: the cheapest ones come first."""
+
+DEARER = 1.0
+"""Other conditions are compared with one if they cost at most this much more."""
+
+LARGEST = 4
+"""Most conditions in one explanation."""
+
+
+class Board:
+    """Conditions held against cases; sets of cases are bits of an integer.
+
+    Args:
+        capabilities: what the implementation declares.
+        scored: whether conditions may be about scores.
+
+    Attributes:
+        cases: cases that were run, and cases that could be.
+    """
+
+    def __init__(self, capabilities: Capabilities, *, scored: bool = False) -> None:
+        self.cases: list[Case] = []
+        self._capabilities, self._scored = capabilities, scored
+        self._known: set[Case] = set()
+        self._seen: list[Features] = []
+        self._met: dict[tuple[str, tuple[str, ...]], tuple[Condition, int]] = {}
+
+    def add(self, cases: Iterable[Case]) -> None:
+        """Hold the conditions against further cases; those that are known already are left out."""
+        new = [case for case in dict.fromkeys(cases) if case not in self._known]
+        if not new:
+            return
+        first = len(self.cases)
+        self.cases += new
+        self._known.update(new)
+        for case in new:
+            of_scores_too = of_scores(case, self._capabilities) if self._scored else {}
+            self._seen.append(features(case, self._capabilities) | of_scores_too)
+        of_both = [
+            *conditions(self._seen, self._capabilities),
+            *(conditions_on_scores(self._seen) if self._scored else ()),
+        ]
+        alike: dict[tuple[tuple[str, ...], int], list[tuple[Features, int]]] = {}
+        before = self._met
+        self._met = {}
+        for condition in of_both:  # their numbers are those of all cases: some are new
+            key = (condition.text, condition.about)
+            met, since = (before[key][1], first) if key in before else (0, 0)
+            if (groups := alike.get((condition.about, since))) is None:
+                groups = alike[condition.about, since] = self._groups(condition.about, since)
+            for one, bits in groups:
+                if condition.meets(one):
+                    met |= bits
+            self._met[key] = (condition, met)
+
+    def _groups(self, about: tuple[str, ...], since: int) -> list[tuple[Features, int]]:
+        """Return cases that are alike in some features, one of each kind, and the bits of all of its kind."""
+        found: dict[tuple[object, ...], tuple[Features, int]] = {}
+        for place, one in enumerate(self._seen[since:], since):
+            values = tuple(map(one.get, about))
+            found[values] = (one, found[values][1] | 1 << place if values in found else 1 << place)
+        return list(found.values())
+
+    def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
+        """Return the cheapest conditions that all runs that failed meet, and runs that passed do not."""
+        return [condition for condition, _ in self._cheapest(*self._sides(runs), UNEXPLAINED)]
+
+    def telling(self, runs: Mapping[Case, bool], unknown: Collection[Case]) -> Case | None:
+        """Return the case that halves the explanations best; `None` if all of them say the same of all cases.
+
+        Args:
+            runs: whether each case that was run failed.
+            unknown: cases of which a run teaches nothing.
+        """
+        found, passed = self._sides(runs)
+        left = sum(1 << place for place, case in enumerate(self.cases) if case not in runs and case not in unknown)
+        chosen = self._cheapest(found, passed, DOUBT)
+        best: tuple[int, int] | None = None
+        for place, (condition, met) in enumerate(chosen):
+            others = -1
+            for at, (_, other) in enumerate(chosen):
+                others &= other if at != place else -1
+            alone = passed & others & ~met  # only this condition explains that these pass
+            rivals = [other for rival, other in found if rival.cost <= condition.cost + DEARER and not alone & other]
+            if alone.bit_count() < SUPPORTED:
+                rivals.append(-1)  # perhaps they pass by chance
+            for index in _places(left & others):
+                agree = sum(other >> index & 1 for other in rivals)
+                split = min(agree, len(rivals) - agree)
+                if split and (best is None or split > best[0]):
+                    best = (split, index)
+        return None if best is None else self.cases[best[1]]
+
+    def _sides(self, runs: Mapping[Case, bool]) -> tuple[list[tuple[Condition, int]], int]:
+        """Return the conditions that all runs that failed meet, and the runs that passed."""
+        failed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is True)
+        passed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is False)
+        return [(condition, met) for condition, met in self._met.values() if met & failed == failed], passed
+
+    @staticmethod
+    def _cheapest(
+        found: Sequence[tuple[Condition, int]], passed: int, unexplained: float
+    ) -> list[tuple[Condition, int]]:
+        """Return the conditions of least cost; each run that passed and meets all of them costs `unexplained` too."""
+        by_runs: dict[int, tuple[Condition, int]] = {}
+        for condition, met in found:
+            excluded = passed & ~met
+            if excluded and (excluded not in by_runs or condition.cost < by_runs[excluded][0].cost):
+                by_runs[excluded] = (condition, met)
+        order = sorted(by_runs.items(), key=lambda item: item[1][0].cost)
+        steps = 0
+        best: tuple[float, list[tuple[Condition, int]]] = (unexplained * passed.bit_count(), [])
+
+        def extend(chosen: list[tuple[Condition, int]], cost: float, rest: int) -> None:
+            nonlocal best, steps
+            steps += 1
+            whole = cost + unexplained * rest.bit_count()
+            if whole < best[0]:
+                best = (whole, chosen)
+            if not rest or len(chosen) == LARGEST or steps > MOST_STEPS:
+                return
+            lowest = rest & -rest  # some condition explains this run, or none does
+            for excluded, one in order:
+                if cost + one[0].cost >= best[0]:
+                    break
+                if excluded & lowest:
+                    extend([*chosen, one], cost + one[0].cost, rest & ~excluded)
+            if rest != lowest and cost + unexplained < best[0]:
+                extend(chosen, cost + unexplained, rest & ~lowest)
+
+        extend([], 0.0, passed)
+        return sorted(best[1], key=lambda one: one[0].cost)
+
+
+def _places(bits: int) -> Iterator[int]:
+    """Yield the places of the bits that are set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
