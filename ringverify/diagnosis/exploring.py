@@ -146,9 +146,7 @@ class Exploration:
         Small integers hide faults, by a factor of 0 or sums that cancel: further seeds have normal numbers then.
         """
         found: bool | None = False
-        for more, seed in enumerate(itertools.islice(self._seeds(case), seeds)):
-            plainer = "normal" if more and case.values == "integers" else case.values
-            one = case.replace(seed=seed, values=plainer)
+        for more, one in enumerate(itertools.islice(self._tries(case), seeds)):
             if one not in self.seen:
                 if self.tried >= MOST_RUNS or self.left() <= 0:
                     raise _Spent
@@ -159,18 +157,20 @@ class Exploration:
                 self.seen[one] = answer
             if found := self.seen[one]:
                 self.runs[one] = True
-                if more and plainer == case.values:  # whether it is seen depends on the seed
+                if more and one.values == case.values:  # whether it is seen depends on the seed
                     self.hiding += 1
                     self.outcomes.setdefault("values", []).append(False)
                 break
         return found
 
-    def _seeds(self, case: Case) -> Iterator[int]:
-        """Yield seeds for a case, its own the first: where the smallest has ordinary sinks, those that give it some."""
-        seeds = range(case.seed, case.seed + MOST_SEEDS)
-        ordinary = self._ordinary_sinks and case.problem.sinks
-        yield from (seed for seed in seeds if not ordinary or has_ordinary_sinks(case.replace(seed=seed)))
-        yield from seeds
+    def _tries(self, case: Case) -> Iterator[Case]:
+        """Yield a case with its own seed and others: where the smallest has ordinary sinks, those that give it some."""
+        plainer = case.replace(values="normal") if case.values == "integers" else case
+        for number, one in enumerate((case, plainer)):
+            several = [one.replace(seed=one.seed + more) for more in range(number, MOST_SEEDS)]
+            ordinary = self._ordinary_sinks and case.problem.sinks
+            chosen = (other for other in several if not ordinary or has_ordinary_sinks(other))
+            yield from itertools.islice(itertools.chain(chosen, several), 1 if number == 0 else None)
 
     def explained(self, shrunk_from: Sequence[Case], drawn: Sequence[Case]) -> tuple[list[Condition], bool]:
         """Return the conditions that explain the runs, and whether no other run was left that could tell more."""
