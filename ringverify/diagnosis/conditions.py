@@ -192,6 +192,14 @@ class Placed:
         size = self.case.world_size
         return any(2 * abs(rank - owner) == size for rank, owner in self.links)
 
+    def blind(self, row: int) -> bool:
+        """Whether a rank attends some block, but its first query (0) or its last (−1) does not."""
+        return any(
+            bool((self.owners[:, :, held].any(axis=2) & ~self.owners[:, :, held[row]]).any())
+            for held in self.queries
+            if len(held)
+        )
+
     def keyless(self) -> bool:
         """Whether a query attends no key of a batch entry that has some."""
         lengths = np.array(self.p.key_lengths or (self.p.nk,))
@@ -328,12 +336,18 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(not block.any() for block in one.blocks)),
     "cut_block": ("a block of keys that a mask hides from a rank in part", f"ranks+length+{MASKED}", 1.47,
         lambda one: any(block.any() and not block.all() for block in one.blocks)),
+    "abroad": ("a query with keys on another rank", f"ranks+{MASKED}", 1.3,
+        lambda one: any(rank != owner for rank, owner in one.links)),
     "elsewhere": ("a query with keys on other ranks only", f"ranks+{MASKED}", 1.46, Placed.elsewhere),
     "hidden_rank": ("a query without keys on some rank that holds any", f"ranks+{MASKED}", 1.465,
         lambda one: bool((~one.owners[..., [len(held) > 0 for held in one.keys]]).any())),
     "some_ranks": ("a query with keys on some ranks only", f"ranks+{MASKED}", 1.46,
         lambda one: bool(
             (one.owners.any(-1) & (one.owners.sum(-1) < sum(len(held) > 0 for held in one.keys))).any())),
+    "first_blind": ("a block that a query of a rank attends, and the rank's first query does not",
+        f"ranks+length+{MASKED}", 1.47, lambda one: one.blind(0)),
+    "last_blind": ("a block that a query of a rank attends, and the rank's last query does not",
+        f"ranks+length+{MASKED}", 1.47, lambda one: one.blind(-1)),
     "hidden_first": ("a query from which a mask hides the first key", MASKED, 1.55,
         lambda one: one.p.nk > 0 and not one.pairs[..., 0].all()),
     "hidden_last": ("a query from which a mask hides the last key", MASKED, 1.55,

@@ -519,6 +519,8 @@ class Exploration:
         matter = [
             factor for factor, seen in self.outcomes.items() if False in seen and factor not in ("ranks", "length")
         ]
+        # Without cross lengths, a query's own key is on its rank: only with them may all of its keys be elsewhere.
+        matter += [] if set(MASKS).isdisjoint(matter) or "cross lengths" in matter else ["cross lengths"]
         for factor in factors:
             variants = self.varying.of(case, factor)
             found += variants
