@@ -200,6 +200,17 @@ class Placed:
             if len(held)
         )
 
+    def blind_at_first(self) -> bool:
+        """Whether a query attends nothing in the first block, hop by hop, of which its rank attends any."""
+        for rank, held in enumerate(self.queries):
+            for hop in range(self.case.world_size):
+                attended = self.owners[:, :, held, (rank - hop) % self.case.world_size]
+                if attended.any():
+                    if not attended.all():
+                        return True
+                    break
+        return False
+
     def keyless(self) -> bool:
         """Whether a query attends no key of a batch entry that has some."""
         lengths = np.array(self.p.key_lengths or (self.p.nk,))
@@ -338,6 +349,10 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(block.any() and not block.all() for block in one.blocks)),
     "abroad": ("a query with keys on another rank", f"ranks+{MASKED}", 1.3,
         lambda one: any(rank != owner for rank, owner in one.links)),
+    "of_later": ("a query with keys on a later rank", f"ranks+sharding+{MASKED}", 1.42,
+        lambda one: any(rank < owner for rank, owner in one.links)),
+    "of_earlier": ("a query with keys on an earlier rank", f"ranks+sharding+{MASKED}", 1.42,
+        lambda one: any(rank > owner for rank, owner in one.links)),
     "elsewhere": ("a query with keys on other ranks only", f"ranks+{MASKED}", 1.46, Placed.elsewhere),
     "hidden_rank": ("a query without keys on some rank that holds any", f"ranks+{MASKED}", 1.465,
         lambda one: bool((~one.owners[..., [len(held) > 0 for held in one.keys]]).any())),
@@ -348,6 +363,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         f"ranks+length+{MASKED}", 1.47, lambda one: one.blind(0)),
     "last_blind": ("a block that a query of a rank attends, and the rank's last query does not",
         f"ranks+length+{MASKED}", 1.47, lambda one: one.blind(-1)),
+    "blind_at_first": ("a query without keys in the first block, hop by hop, of which its rank attends any",
+        f"ranks+length+cross lengths+{MASKED}", 1.49, Placed.blind_at_first),
     "hidden_first": ("a query from which a mask hides the first key", MASKED, 1.55,
         lambda one: one.p.nk > 0 and not one.pairs[..., 0].all()),
     "hidden_last": ("a query from which a mask hides the last key", MASKED, 1.55,
@@ -393,8 +410,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "short_page": ("a page that is not full", "pages+sharding+length", 1.2,
         lambda one: one.case.page_table is not None and any(
             call.problem.nk % one.case.page_table.page_size for call in one.case.calls)),
-    "early_page": ("a page that is not full before another one of its rank", "pages+sharding+length", 1.25,
-        Placed.early_page),
+    "early_page": ("a page that is not full before another one of its rank that holds keys",
+        "pages+sharding+length", 1.25, Placed.early_page),
     "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
         lambda one: one.case.memory != "contiguous"),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),

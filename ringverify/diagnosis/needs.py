@@ -116,8 +116,11 @@ def needs(
     """
     most_ranks = max(most_ranks, case.world_size)
     exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left)
-    explanation, complete = exploration.explained(shrunk_from, drawn)
-    explanation = exploration.explained_by_scores(explanation)
+    plain, complete = exploration.explained(shrunk_from, drawn)
+    explanation = exploration.explained_by_scores(plain)
+    if any(map(scored, explanation)):  # runs of scores near a limit pass by chance: nothing is concluded of them alone
+        texts = {one.text for one in plain}
+        explanation = [one for one in explanation if scored(one) or one.text in texts]
     turning = exploration.unexplained(explanation)
     if exploration.hiding:  # by chance they would be many, and none of them the reason
         chance = exploration.hiding >= CHANCE and not any(map(scored, explanation))

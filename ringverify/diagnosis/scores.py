@@ -14,7 +14,7 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.diagnosis.conditions import Condition, Features, Placed, features
 from ringverify.implementation import Capabilities
 
-SCORED = ("lowest", "highest", "rising")
+SCORED = ("lowest", "highest", "rising", "capped")
 """Names of the features of scores."""
 
 FAR_OFF = {"lowest": "a query whose scores are all far below 0", "highest": "a score far above 0"}
@@ -29,14 +29,17 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in the attended scores of a case.
 
     That is the lowest and the highest of what is each query's largest score, and whether that of some query, known from
-    an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1, rank − 2 and so on.
+    an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1, rank − 2 and so on. And
+    the largest score before a softcap, divided by that.
     """
     p, x, placed = case.problem, make_inputs(case), Placed.of(case, capabilities)
     products = x.q.swapaxes(1, 2) @ per_query_head(x.k, p.group_size).swapaxes(2, 3)
     scores = np.nan_to_num(products) * p.scale_value
-    scores = scores if p.softcap is None else p.softcap * np.tanh(scores / p.softcap)
-    scores = np.where(placed.pairs, scores, -np.inf)
     found: Features = {"rising": False}
+    if p.softcap is not None:
+        found["capped"] = float(np.abs(scores / p.softcap).max(initial=0.0, where=placed.pairs))
+        scores = p.softcap * np.tanh(scores / p.softcap)
+    scores = np.where(placed.pairs, scores, -np.inf)
     tops = scores.max(axis=-1, initial=-np.inf)
     if (some := tops[np.isfinite(tops)]).size:
         found |= {"lowest": float(some.min()), "highest": float(some.max())}
@@ -72,6 +75,14 @@ def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
         text = f"a score above {_about(highest)}"
         cost = 1.15 + highest * 1e-9
         yield Condition(text, about, cost, ("highest",), lambda one, n=highest: float(one.get("highest", 0)) >= n)  # type: ignore[misc]
+
+    for ratio in {float(one["capped"]) for one in cases if float(one.get("capped", 0)) > 0}:
+        text, cost = "scores that are not small beside the softcap", 1.15 + ratio * 1e-9
+        yield Condition(text, about | {"softcap"}, cost, ("capped",), functools.partial(_capped, ratio))
+
+
+def _capped(ratio: float, one: Features) -> bool:
+    return float(one.get("capped", 0)) >= ratio
 
 
 def _about(size: float) -> str:

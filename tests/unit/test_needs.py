@@ -29,7 +29,7 @@ from ringverify.worlds.simulated import SimulatedWorld
 MIXED = 60
 SCOPE = Scope(memory=("contiguous", "strided"), cotangents=("out", "both", "lse"), groups=("world", "strided"))
 TOKENS = Capabilities(sharding=("contiguous", "zigzag"), uneven=True, window=True)
-SCALED = dataclasses.replace(TOKENS, scale=True)
+SCALED = dataclasses.replace(TOKENS, scale=True, softcap=True)
 PLANTED = [
     ("at least 3 ranks", lambda one: one["ranks"] >= 3),
     ("exactly 3 ranks", lambda one: one["ranks"] == 3),
@@ -138,6 +138,9 @@ RELATED = [
     ("positions before the first document", lambda one: one["before_documents"]),
     ("positions after the last document", lambda one: one["after_documents"]),
     ("numbers of ranks and of key heads of which none divides the other", lambda one: one["apart_key_heads"]),
+    ("a query with keys on another rank", lambda one: one["abroad"]),
+    ("causal, a query with keys on a later rank", lambda one: one["causal"] and one["of_later"]),
+    ("a block that a query of a rank attends, and the rank's last query does not", lambda one: one["last_blind"]),
     ("at least 2 heads a rank, of a number that the ranks divide", lambda one: one["heads_a_rank"]),
     ("fewer key heads than heads (GQA), at least 2 key heads a rank, of a number that the ranks divide",
      lambda one: one["gqa"] and one["key_heads_a_rank"]),
@@ -177,6 +180,7 @@ def test_a_condition_that_relates_factors_is_found_again(text, planted):
         ("a query whose running maximum grows at a later hop", lambda one: one["rising"]),
         ("a query whose scores are all below −", lambda one: one.get("lowest", 0) < -90),
         ("a score above ", lambda one: one.get("highest", 0) > 90),
+        ("scores that are not small beside the softcap", lambda one: one.get("capped", 0) > 0.3),
     ],
 )
 def test_a_condition_on_scores_is_found_again(text, planted):
