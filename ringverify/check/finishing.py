@@ -361,6 +361,7 @@ def _accounted_for(
             mishaps, "naming the cause", lambda: _of_conduct(property, runner, case, violation, told, simulated), None
         )
         diagnosis = dataclasses.replace(diagnosis, text=conduct)
+        hints = [hint for hint in hints if conduct is None or hint.text not in conduct]  # it is said once
     return dataclasses.replace(shown, diagnosis=diagnosis, declaration=declaration, needs=told, hints=tuple(hints))
 
 
