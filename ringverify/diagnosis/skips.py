@@ -51,6 +51,14 @@ def _before_window(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
     return found
 
 
+def _after_window(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    right = (pairs.problem.window or (None, None))[1]
+    if right is None:
+        return None
+    found: Mask = at.keys[key] > at.queries[query] + right - level
+    return found
+
+
 def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
     if pairs.problem.documents is None:
         return None
@@ -146,10 +154,19 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
                 f"a block is skipped if its {key} key lies before the window of the rank's {query} query",
                 functools.partial(_before_window, key, query),
             )
+        if (key, query) != ("first", "last"):
+            yield (
+                f"a block is skipped if its {key} key lies after the window of the rank's {query} query",
+                functools.partial(_after_window, key, query, False),
+            )
         yield (
             f"a block is skipped unless its {key} key's document is that of the rank's {query} query",
             functools.partial(_of_another_document, key, query),
         )
+    yield (
+        "a block is skipped if its first key is the last in the window of the rank's last query",
+        functools.partial(_after_window, "first", "last", True),
+    )
     yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
     yield "a block is skipped if its last key is padding", _padded_at_its_end
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned

@@ -298,6 +298,10 @@ def _sent_on(hops: Callable[[Here], int]) -> Steps:
 FAULTS.cause("dk and dv are those of rank r - 1: sent one hop too many", _sent_on(lambda here: 1))
 FAULTS.cause("dk and dv are those of rank r - 2: sent two hops too many", _sent_on(lambda here: 2))
 FAULTS.cause(
+    "dk and dv are sent one hop more than their block had come, which is home only after a whole round",
+    _sent_on(lambda here: _farthest(here) + 1),
+)
+FAULTS.cause(
     "dk and dv are sent on by as many hops as their block had come, instead of home",
     _sent_on(lambda here: 2 * _farthest(here)),
 )

@@ -808,6 +808,11 @@ READ = {
         [case_of(causal=True, query_length=15), case_of(causal=True, query_length=10, size=2)],
         [case_of(causal=True), case_of(causal=True, query_length=8, size=2), case_of(query_length=15)],
     ),
+    "a block is skipped if its first key is the last in the window of the rank's last query": (
+        where(lambda here, owner, i, j: j[0, 0] != i[-1, 0] + (here.problem.window or (0, 99))[1]),
+        [case_of(window=(2, 5)), case_of(window=(1, 1), size=2, query_length=8), case_of(window=(3, 1), size=4)],
+        [case_of(window=(2, 2)), case_of()],
+    ),
     "for keys in the first row of a shard: key_lengths ignored": (
         replace(STEPS, pattern=clamped),
         [case_of(batch=2, key_lengths=(3, 12)), case_of(batch=2, key_lengths=(0, 5), size=2)],
@@ -1493,6 +1498,16 @@ def of_two_ranks_further(here, dq, dk, dv):
     return dq, *found
 
 
+def of_a_shorter_ring(here, dq, dk, dv):
+    """The dk and dv of rank r − 1 − hops, where a window of half a shard lets blocks come one hop."""
+    found = []
+    for x in (dk, dv):
+        every = [torch.empty_like(x) for _ in range(here.size)]
+        dist.all_gather(every, x.contiguous(), group=here.call.group)
+        found.append(every[(here.rank - 2) % here.size] if here.problem.window else x)
+    return dq, *found
+
+
 ZIGZAG = [case_of(sharding="zigzag", causal=True, size=size, query_length=4 * size) for size in (3, 2)]
 GRADIENTS = {
     "each rank that attends a block overwrites its dv: nothing is added up": (
@@ -1500,6 +1515,10 @@ GRADIENTS = {
     ),
     "what a rank adds to dk and dv of a block is exchanged, on blocks of later ranks only": (
         replace(STEPS, gradients=exchanged_of_later_ranks), ZIGZAG
+    ),
+    "dk and dv are sent one hop more than their block had come, which is home only after a whole round": (
+        replace(STEPS, returned_gradients=of_a_shorter_ring),
+        [case_of(causal=True, window=(2, 0)), case_of(causal=True, window=(1, 0), size=4)],
     ),
     "dk and dv are sent on by as many hops as their block had come, instead of home": (
         replace(STEPS, returned_gradients=of_two_ranks_further), [case_of(), case_of(size=4), case_of(causal=True)]
