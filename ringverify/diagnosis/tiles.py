@@ -16,10 +16,14 @@ Ends = Callable[[Pairs, str], "Ints | None"]
 """The first or the last key that queries may attend by a constraint, `(B, H, Nq)` or less; `None` if it sets none."""
 
 
+WHOLE = 1 << 30
+"""A tile that no shard is longer than."""
+
+
 def ways_to_bound() -> Iterator[Otherwise]:
     """Yield keys of tiles of queries that are bounded by one query of the tile, as a mask otherwise made."""
-    for tile, (by, ends) in product(TILES, ENDS.items()):
-        whose = f"a tile of {tile} queries of a shard attends no key"
+    for tile, (by, ends) in product((WHOLE, *TILES), ENDS.items()):  # what is so of whole shards is not said of tiles
+        whose = f"{'a shard of queries' if tile == WHOLE else f'a tile of {tile} queries of a shard'} attends no key"
         for text, end, past in (
             (f"after {by.format('end')} of its first query", "last", False),
             (f"before {by.format('beginning')} of its last query", "first", False),

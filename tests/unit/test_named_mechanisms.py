@@ -813,6 +813,11 @@ READ = {
         [case_of(window=(2, 5)), case_of(window=(1, 1), size=2, query_length=8), case_of(window=(3, 1), size=4)],
         [case_of(window=(2, 2)), case_of()],
     ),
+    "a shard of queries attends no key after the end of the keys of its first query": (
+        where(lambda here, owner, i, j: j <= i[0, 0] + (here.problem.window or (0, 99))[1]),
+        [case_of(window=(2, 3)), case_of(window=(9, 1), size=2, query_length=8)],
+        [case_of(), case_of(window=(3, None))],
+    ),
     "for keys in the first row of a shard: key_lengths ignored": (
         replace(STEPS, pattern=clamped),
         [case_of(batch=2, key_lengths=(3, 12)), case_of(batch=2, key_lengths=(0, 5), size=2)],
