@@ -127,9 +127,7 @@ def when_it_fails(
     def too_coarse(other: Case) -> bool:
         """Whether an error as large as the largest that was seen would be within what a narrower dtype allows."""
         units = [UNIT_ROUNDOFF[one.problem.dtype] for one in (case, other)]
-        if units[0] >= units[1]:
-            return False
-        return 0 < largest[0] * units[0] < units[1]
+        return units[0] < units[1] and 0 < largest[0] * units[0] < units[1]
 
     def fails(other: Case) -> bool | None:
         if not _possible(other, there.capabilities):

@@ -255,7 +255,7 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_level, constraints, True), 1.5)
     for constraints in (("causal", "window"), ("causal",), ("window",)):
         for longest in (False, True):
-            what = " and the ".join(("causal mask", "window")[one == "window"] for one in constraints)
+            what = " and the ".join(NAMES[one][0] for one in constraints)
             by = "the longest of key_lengths" if longest else "key_lengths"
             says = f"the {what} {'are' if len(constraints) > 1 else 'is'} aligned to {by} instead of the number of keys"
             yield Otherwise(says, functools.partial(_aligned_to_lengths, constraints, longest), 0.5)

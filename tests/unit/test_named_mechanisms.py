@@ -1633,7 +1633,17 @@ def test_a_sum_that_lies_between_two_numbers_rules_no_rounding_out():
         for more in range(4)
     ]  # fmt: skip
     scenes, _ = seen(implementation, cases, gradients=True)
-    assert says in explaining(ROUNDED, scenes)
+    assert says in explaining(ROUNDED, [off_in(scene, 1) for scene in scenes])
+    assert says not in explaining(ROUNDED, [off_in(scene, 1000) for scene in scenes])
+
+
+def off_in(scene, count):
+    """The scene with so many values of dv on rank 0 further off than is allowed."""
+    first, *others = scene.observation.ranks
+    dv = first.dv.copy()
+    dv.reshape(-1)[:count] += 3 * scene.limit("dv", 0).reshape(-1)[:count]
+    ranks = (replace(first, dv=dv), *others)
+    return Scene(scene.case, scene.capabilities, replace(scene.observation, ranks=ranks))
 
 
 class KeysAlone(BeforeSinks):

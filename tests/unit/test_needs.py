@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from zlib import crc32
 
 import pytest
 
@@ -283,7 +284,8 @@ def test_what_small_integers_and_odd_sinks_hide_is_no_matter_of_values(ordinary)
 
     def fails(case):
         there = case.problem.sinks and case.world_size > 1
-        return there and (has_ordinary_sinks(case) if ordinary else case.values != "integers" or case.seed % 3 == 0)
+        shown = case.values != "integers" or crc32(repr(case).encode()) % 8 == 0
+        return there and (has_ordinary_sinks(case) if ordinary else shown)
 
     declared = dataclasses.replace(TOKENS, sinks=True)
     small = Case(problem=Problem(query_length=2, sinks=True), world_size=2, values="integers")
