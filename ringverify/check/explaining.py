@@ -20,10 +20,12 @@ from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.conditions import HALF
 from ringverify.diagnosis.diagnose import WALL, Diagnosis, diagnose, diagnose_rounding
+from ringverify.diagnosis.foretelling import held_against
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.needs import MOST_RANKS, Needs, needs
 from ringverify.diagnosis.poison import of_poison
 from ringverify.errors import Inconclusive
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, judge_observation
 from ringverify.worlds.external.world import CaseRefused
@@ -36,6 +38,9 @@ same."""
 
 PROGRAM_SECONDS = 15.0
 """The same of a program, which may compile what it is asked."""
+
+CAUSE_SECONDS = 1.0
+"""Seconds for holding what was found against the cause; twice as many where that is one of gradients."""
 
 DRAWN = 60
 """Cases of the property that are drawn for it, to be mixed with the failing one."""
@@ -106,8 +111,8 @@ def when_it_fails(
     there = runner.for_another_property()
     there = there if there.world.name == "external" else there.within(HANGING)
     finding, wrong = violation.finding, dict[Case, frozenset[int]]()
-    tensors = () if finding is None else finding.tensors
-    gradients = any(tensor in GRADIENTS for tensor in tensors)
+    gradients = finding is not None and any(tensor in GRADIENTS for tensor in finding.tensors)
+    tensors = () if finding is None else _alike(finding.tensors)
 
     def plain(other: Case) -> Judgement:
         return judge_observation(other, there.capabilities, _run(there, violation, gradients)(other), tensors)
@@ -173,6 +178,22 @@ def when_it_fails(
         most_ranks=ranks,
         wrong_ranks=wrong.get,
     )
+
+
+def held_against_cause(runner: Runner, violation: Violation, needs: Needs, cause: Hypothesis) -> Needs:
+    """Return when a case fails, held against its cause: see `ringverify.diagnosis.foretelling`."""
+    finding = violation.finding
+    gradients = finding is not None and any(tensor in GRADIENTS for tensor in finding.tensors)
+    seconds = CAUSE_SECONDS * (1 + gradients)
+    left = WorkLimit(seconds, lambda: runner.world.processes, wall=WALL * seconds).left
+    return held_against(needs, cause, runner.capabilities, gradients=gradients, left=left)
+
+
+def _alike(tensors: Sequence[TensorName]) -> tuple[TensorName, ...]:
+    """Return the results that are wrong together: one fault shows in each of them, though not in every case."""
+    both: tuple[TensorName, ...] = ("out", "lse")
+    kinds = (both, GRADIENTS)
+    return tuple(name for kind in kinds if not set(kind).isdisjoint(tensors) for name in kind)
 
 
 def _run(runner: Runner, violation: Violation, gradients: bool) -> Callable[..., Observation]:

@@ -16,7 +16,14 @@ from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import contradicted, would_pass
-from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
+from ringverify.check.explaining import (
+    explained,
+    held_against_cause,
+    judged,
+    judged_if_possible,
+    quick_place,
+    when_it_fails,
+)
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
 from ringverify.check.sameness import ToldFailure, repeated
@@ -328,6 +335,9 @@ def _accounted_for(
             None,
         )
         diagnosis = explanation or diagnosis
+        if needs is not None and diagnosis.everywhere and violation.way is None:
+            held = functools.partial(held_against_cause, runner, violation, needs, diagnosis.causes[0])
+            needs = attempt(mishaps, "holding when it fails against its cause", held, needs)
         declaration = attempt(
             mishaps,
             "looking for a declaration",

@@ -71,6 +71,7 @@ class Diagnosis:
     Attributes:
         text: the cause in a sentence, and what to try first; or why no cause can be told; `None` if none is known.
         causes: the hypotheses that explain what was seen, the simplest first; empty if there is none.
+        everywhere: whether the first is the only one, and there in every case like the smallest.
         residual: the largest difference between what the first cause predicts and what was seen.
         where: where the smallest case is wrong, whether or not a cause is known.
         region: where the smallest case is wrong, as a map.
@@ -78,6 +79,7 @@ class Diagnosis:
 
     text: str | None = None
     causes: tuple[Hypothesis, ...] = ()
+    everywhere: bool = False
     residual: float | None = None
     where: Where | None = None
     region: FailureMap | None = None
@@ -346,7 +348,8 @@ def _told(named: list[Standing], smallest: Scene) -> Diagnosis:
     text += f" (residual {first.residual:.0e})"
     if advice := first.hypothesis.advised(smallest):
         text += f". {advice}"
-    return Diagnosis(text, tuple(one.hypothesis for one in named), first.residual)
+    alone = len(_apart(named)) == 1 and first.in_all_like_it and not first.somewhere
+    return Diagnosis(text, tuple(one.hypothesis for one in named), alone, first.residual)
 
 
 def _without_digits(scene: Scene) -> str:

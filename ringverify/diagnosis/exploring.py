@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from ringverify.cases.case import Case, sharding_names
 from ringverify.cases.inputs import has_ordinary_sinks
@@ -79,7 +79,7 @@ MOST_TURNED = 3
 """Cases that pass unforeseen of which the factor is sought that turns them, at most."""
 
 
-class _Spent(Exception):
+class Spent(Exception):
     """The time or the number of runs is used up."""
 
 
@@ -91,6 +91,7 @@ class Exploration:
         fails: as in `needs`.
         varying: makes variants.
         left: as in `needs`.
+        wrong_ranks: as in `needs`.
 
     Attributes:
         runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
@@ -103,9 +104,15 @@ class Exploration:
     """
 
     def __init__(
-        self, case: Case, fails: Callable[[Case], bool | None], varying: Varying, left: Callable[[], float]
+        self,
+        case: Case,
+        fails: Callable[[Case], bool | None],
+        varying: Varying,
+        left: Callable[[], float],
+        wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
     ) -> None:
-        self.case, self.fails, self.varying, self.left = case, fails, varying, left
+        self.case, self.fails, self.varying, self.left, self.wrong_ranks = case, fails, varying, left, wrong_ranks
+        self._most = MOST_RUNS
         self.runs: dict[Case, bool] = {case: True}
         self.seen: dict[Case, bool] = {case: True}
         self.outcomes: dict[str, list[bool]] = {}
@@ -127,7 +134,7 @@ class Exploration:
         """Return whether a case fails; one that passes unforeseen is run with another seed too: values may hide faults.
 
         Raises:
-            _Spent: it would be one run too many.
+            Spent: it would be one run too many.
         """
         if case in self.runs:
             return self.runs[case]
@@ -148,8 +155,8 @@ class Exploration:
         found: bool | None = False
         for more, one in enumerate(itertools.islice(self._tries(case), seeds)):
             if one not in self.seen:
-                if self.tried >= MOST_RUNS or self.left() <= 0:
-                    raise _Spent
+                if self.tried >= self._most or self.left() <= 0:
+                    raise Spent
                 answer = self.fails(one)
                 if answer is None:
                     return found if more else None
@@ -191,22 +198,22 @@ class Exploration:
             self._drawn = drawn[4 * MIXED :]
             self._elsewhere(generous, self._told_apart(generous, pool))
             self._told_apart(generous, pool)
-        except _Spent:
-            return self._explanation(), False
-        return self._explanation(), True
+        except Spent:
+            return self.explanation(), False
+        return self.explanation(), True
 
     def explained_by_scores(self, explanation: list[Condition]) -> list[Condition]:
         """Return the conditions that explain the runs if they may be about scores too, where values matter."""
         if "values" not in {*self.unexplained(explanation)}.union(*(one.factors for one in explanation)):
             return explanation
-        with contextlib.suppress(_Spent):
+        with contextlib.suppress(Spent):
             for seed, values in itertools.product(range(SEEDS), ("normal", self.case.values)):
                 for one in (self.case, *self.varying.of(self.case, "causal")):
                     self.failed(one.replace(seed=seed, values=values), expected=False)
         found = self._scored()
         for sign, limit in ((-1, "lowest"), (1, "highest")):
             if self.varying.c.scale and any(limit in one.about for one in found):
-                with contextlib.suppress(_Spent):
+                with contextlib.suppress(Spent):
                     self._limit(limit, sign)
                 found = self._scored()
         return found
@@ -261,13 +268,22 @@ class Exploration:
             factor
             for case, factor in self.turning.items()
             if (factor != "values" or case.values != "zero_queries")  # equal scores hide much, each fault in its way
-            and self._met(case, explanation)
+            and self.met(case, explanation)
         )
 
-    def _explanation(self) -> list[Condition]:
+    def explanation(self) -> list[Condition]:
         """Return the conditions that explain the runs."""
         self._board.add(self.runs)
         return self._board.explanation(self.runs)
+
+    def extended(self, runs: int, left: Callable[[], float]) -> None:
+        """Allow so many further runs, in another time."""
+        self._most, self.left = self.tried + runs, left
+
+    def passes(self, case: Case) -> bool | None:
+        """Return whether a case passes with its own seed; no condition has to explain why."""
+        found = self._run(case, 1)
+        return None if found is None else not found
 
     def _held_against(self, generous: Case, others: Sequence[Case], pool: list[Case]) -> None:
         """Run what tells explanations apart, then mixed cases, until these are foretold."""
@@ -299,7 +315,7 @@ class Exploration:
         """Return whether a case fails with further seeds that passes though it meets all conditions."""
         found = False
         for case, failed in list(self.runs.items()):
-            if failed or case in self._again or not self._met(case, explanation):
+            if failed or case in self._again or not self.met(case, explanation):
                 continue
             self._again.add(case)
             if self._run(case, HIDDEN):
@@ -333,7 +349,7 @@ class Exploration:
                 case
                 for factor in sorted(condition.factors & self.varying.factors.keys())
                 for case in self.varying.of(base, factor)
-                if not self._met(case, [condition]) and self._met(case, others) and self._beyond(case, condition)
+                if not self.met(case, [condition]) and self.met(case, others) and self._beyond(case, condition)
             ]
             if not changed:
                 self._unchanged.add((base, condition.text))
@@ -356,7 +372,7 @@ class Exploration:
                 variants = (one for factor in sorted(condition.factors & self.varying.factors.keys())
                             for one in self.varying.of(base, factor))  # fmt: skip
                 for one in variants:
-                    if not self._met(one, [condition]) and self._met(one, others) and self._beyond(one, condition):
+                    if not self.met(one, [condition]) and self.met(one, others) and self._beyond(one, condition):
                         if self.failed(one):
                             return True
                         break
@@ -371,7 +387,7 @@ class Exploration:
         tried = 0
         for other in self._drawn:
             case = self.varying.mixed(generous, other, kept)
-            if case is None or case in self.runs or self._met(case, [condition]) or not self._met(case, others):
+            if case is None or case in self.runs or self.met(case, [condition]) or not self.met(case, others):
                 continue
             if not self._beyond(case, condition):
                 continue
@@ -390,7 +406,7 @@ class Exploration:
         bases.append((self.case, [name for name in free if name in CORNERS]))
         for number, (base, factors) in enumerate(bases):
             for factor in factors:
-                variants = [one for one in self.varying.of(base, factor) if self._met(one, explanation)]
+                variants = [one for one in self.varying.of(base, factor) if self.met(one, explanation)]
                 if variants and (found := self.failed(variants[(number + 1) * 7 % len(variants)])) is not None:
                     self.outcomes[factor].append(found)
 
@@ -405,7 +421,7 @@ class Exploration:
         """Return whether other cases pass if they are changed as one was that no condition explains."""
         found = False
         for passing, factor in list(self.turning.items()):
-            if (passing, factor) in self._changed or not self._met(passing, explanation):
+            if (passing, factor) in self._changed or not self.met(passing, explanation):
                 continue
             self._changed.add((passing, factor))
             for base in itertools.islice(self._bases(passing, ()), REPEATED):
@@ -414,14 +430,15 @@ class Exploration:
                     found = self.failed(case) is False or found
         return found
 
-    def _met(self, case: Case, explanation: Sequence[Condition]) -> bool:
+    def met(self, case: Case, explanation: Sequence[Condition]) -> bool:
+        """Return whether a case meets all conditions."""
         return all(meets(one, case, self.varying.c) for one in explanation)
 
     def _foretold(self, generous: Case, case: Case | None, explanation: Sequence[Condition]) -> bool:
         """Run a case, and return whether it fails if it meets all conditions, and passes if it does not."""
         if case is None:
             return True
-        expected = self._met(case, explanation)
+        expected = self.met(case, explanation)
         failed = self.failed(case, expected=expected)
         if expected and failed is False and len(self.turning) < MOST_TURNED:
             self._turned(generous, case)

@@ -76,6 +76,7 @@ class Needs:
         tried: number of runs.
         failing: the cases that failed, the smallest first: a cause has to explain them too.
         passing: the cases that passed though they have every mask of the smallest: a cause must not be there.
+        exploration: the runs, if any were made.
     """
 
     requires: tuple[Requirement, ...]
@@ -84,6 +85,7 @@ class Needs:
     tried: int
     failing: tuple[Case, ...] = ()
     passing: tuple[Case, ...] = ()
+    exploration: Exploration | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def told(self) -> Needed:
         """Return it in the form that events have."""
@@ -115,8 +117,28 @@ def needs(
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
     """
     most_ranks = max(most_ranks, case.world_size)
-    exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left)
-    plain, complete = exploration.explained(shrunk_from, drawn)
+    exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left, wrong_ranks)
+    return said(exploration, *exploration.explained(shrunk_from, drawn))
+
+
+def said(
+    exploration: Exploration,
+    plain: list[Condition],
+    complete: bool,
+    *,
+    beyond: Requirement | None = None,
+    more: bool = False,
+) -> Needs:
+    """Put what is known of runs in words.
+
+    Args:
+        exploration: the runs.
+        plain: the conditions that explain them, none of them about scores.
+        complete: as in `Needs`.
+        beyond: what to say instead of "certain values" and the like.
+        more: whether conditions in words are known not to be enough.
+    """
+    case, capabilities, wrong_ranks = exploration.case, exploration.varying.c, exploration.wrong_ranks
     explanation = exploration.explained_by_scores(plain)
     if any(map(scored, explanation)):  # runs of scores near a limit pass by chance: nothing is concluded of them alone
         texts = {one.text for one in plain}
@@ -142,7 +164,10 @@ def needs(
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     requires = [Requirement(exploration.in_words(one), _holding(one, capabilities)) for one in tested if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
-    requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
+    if beyond is None:
+        requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
+    elif certain or more:
+        requires.append(beyond)
     about = {*turning}.union(*(one.factors for one in explanation), ("scale",) if "values" in certain else ())
     failing = [one for one, failed in exploration.runs.items() if failed]
     about |= _standing_in(failing, about)
@@ -152,7 +177,7 @@ def needs(
         about.add("ranks")
     if "world" not in {one.group for one in failing}:
         about.add("group")
-    if not certain.keys().isdisjoint(GEOMETRY):
+    if not certain.keys().isdisjoint(GEOMETRY) or (more and not certain):
         about |= (
             GEOMETRY  # what decides which keys a query attends may stand for one another in ways that have no words
         )
@@ -162,7 +187,7 @@ def needs(
     passing = [
         one for one, failed in exploration.runs.items() if not failed and all(getattr(one.problem, n) for n in masks)
     ]
-    return Needs(tuple(requires), irrelevant, complete, exploration.tried, tuple(failing), tuple(passing))
+    return Needs(tuple(requires), irrelevant, complete, exploration.tried, tuple(failing), tuple(passing), exploration)
 
 
 def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from ringref.problem import Dilation
@@ -18,6 +19,16 @@ LONGEST = 72
 
 LONG = 40
 """Longest sequence of a larger world, if the tokens on a rank are kept, and of mixed cases, for the same reason."""
+
+SHORT = 12
+"""Longest sequence of scattered cases, unless a factor that is changed makes it longer."""
+
+SHORTENED = 0.75
+"""Share of scattered cases whose lengths are drawn anew."""
+
+SCATTERED = ("ranks", "length", "cross lengths", "causal", "window", "documents", "key_lengths", "dilation", "heads",
+             "key heads", "page table", "calls")  # fmt: skip
+"""Factors that scattered cases differ in: those that decide who attends what, and what is differentiated."""
 
 TOKENS = 6
 """Tokens on a rank of the generous case; odd and even, multiples of 4 and others lie within reach of it."""
@@ -181,6 +192,22 @@ class Varying:
                 found = self._allowed(case, _with(one, seed=other.seed, **changes))
                 return found[0] if found else None
         return None
+
+    def scattered(self, cases: Sequence[Case], draw: random.Random) -> Iterator[Case]:
+        """Yield small cases without end: one of the cases with a few factors and the lengths changed at once."""
+        while True:
+            one = draw.choice(cases)
+            for factor in (
+                *draw.sample(SCATTERED, draw.randint(0, 3)),
+                *draw.sample(("cotangent",), draw.randint(0, 1)),
+            ):
+                one = draw.choice([one, *self.of(one, factor)])
+                if factor == "window":
+                    left, right = (draw.choice((None, 0, 1, 2, draw.randint(3, SHORT))) for _ in range(2))
+                    one = next(iter(self._allowed(one, _with(one, window=(left, right)))), one)
+            nq, nk = (draw.randint(1, SHORT) for _ in range(2))
+            longer = _stretched(one, nq, nk if self.c.cross_lengths else nq)
+            yield next(iter(self._allowed(one, longer)), one) if draw.random() < SHORTENED else one
 
     def without(self, case: Case, factors: Collection[str]) -> Case | None:
         """Return a case without some of its masks, all of them at once; `None` if that is not declared."""

@@ -1,0 +1,183 @@
+"""Hold what is said of when a case fails against the cause: a rule that foretells every run foretells others too.
+
+The conditions of `ringverify.diagnosis.needs` have words for much, and not for every relation of lengths, masks and
+tiles. The cause, where it is exact, is such a relation. So cases that nobody has run are judged by it, and where it
+contradicts what was said, the case is run: one that fails without a condition refutes the condition, one that passes
+with all of them shows that it takes more, and one that passes where only a factor differs shows that this matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from ringref.rounding import margins
+from ringverify.cases.case import Case
+from ringverify.cases.local import RankResult
+from ringverify.cases.running import Observation
+from ringverify.diagnosis.conditions import Condition
+from ringverify.diagnosis.exploring import Exploration, Spent
+from ringverify.diagnosis.hypothesis import Hypothesis, predicted
+from ringverify.diagnosis.needs import Needs, Requirement, said
+from ringverify.diagnosis.scene import Scene
+from ringverify.implementation import Capabilities
+
+CHECKED = 60
+"""Runs, the smallest first, of which a cause has to foretell the outcome before it is used."""
+
+FEWEST = 12
+"""The same where time is short."""
+
+FURTHER = 200
+"""Cases that are judged by a cause, at most."""
+
+RUNS = 60
+"""Further runs, at most, for cases where the cause contradicts what was said."""
+
+BASES = 12
+"""Cases that failed, the smallest first, of which others are made."""
+
+TURNED = 16
+"""Cases that fail of which a factor is varied that is said not to matter."""
+
+VARIANTS = 2
+"""Variants of such a factor, in each of these cases."""
+
+VISIBLE = frozenset({"values", "dtype", "strides", "schedule", "dims", "batch"})
+"""Factors of which a variant may pass by chance, or has no part in what is attended: they are not varied once more."""
+
+SHOWS = "a case in which what the cause says makes a difference"
+"""Condition for what only the cause has words for."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Foretelling:
+    """Says by a cause whether cases fail, without running them.
+
+    Attributes:
+        cause: the hypothesis.
+        capabilities: what the implementation declares.
+        failing: the smallest failing case: of another sharding nothing is known.
+        gradients: whether gradients are compared too.
+    """
+
+    cause: Hypothesis
+    capabilities: Capabilities
+    failing: Case
+    gradients: bool
+
+    @functools.cache  # noqa: B019 - lives as long as one explanation
+    def __call__(self, case: Case) -> bool | None:
+        """Return whether a case fails if the cause is right; `None` where other code may run."""
+        if case.sharding != self.failing.sharding:
+            return None
+        return any(map(self._wrong, case.calls))
+
+    def _wrong(self, case: Case) -> bool:
+        scene = self._right(case)
+        if self.cause.explains(scene) is None:
+            return True  # it predicts something else than the right results
+        return any(
+            bool((margins(found, scene.true(name, rank), scene.limit(name, rank), scene.dtype_of(name)) > 1).any())
+            for rank, results in enumerate(predicted(scene, self.cause.steps))
+            for name, found in results.items()
+            if name in scene.tensors
+        )
+
+    def _right(self, case: Case) -> Scene:
+        """Return a case as if the right results had come back."""
+        unseen = Scene(case, self.capabilities, Observation((), None))
+
+        def of(rank: int) -> RankResult:
+            dq, dk, dv = (
+                unseen.local(name, getattr(unseen.truth, name), rank) if self.gradients else None
+                for name in ("dq", "dk", "dv")
+            )
+            lse = unseen.local("lse", unseen.truth.lse, rank) if self.capabilities.lse else None
+            out = unseen.local("out", unseen.truth.out, rank)
+            return RankResult(out, lse, dq, dk, dv, "" if lse is None else "float32", (), {}, 0.0)
+
+        found = Scene(case, self.capabilities, Observation(tuple(map(of, range(case.world_size))), None))
+        found.__dict__["truth"] = unseen.truth
+        return found
+
+    def agrees(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> bool:
+        """Whether it foretells the outcome of runs; a few may pass unforeseen, by what is allowed of roundings."""
+        soon, checked = left() * 2 / 3, sorted(runs, key=_size)[:CHECKED]
+        in_time = (case for number, case in enumerate(checked) if number < FEWEST or left() > soon)
+        told = [(runs[case], found) for case in in_time if (found := self(case)) is not None]
+        missed = sum(failed and not found for failed, found in told)
+        return not missed and 20 * sum(found and not failed for failed, found in told) <= len(told)
+
+
+def held_against(
+    needs: Needs, cause: Hypothesis, capabilities: Capabilities, *, gradients: bool, left: Callable[[], float]
+) -> Needs:
+    """Return what a case needs in order to fail, held against its cause.
+
+    Args:
+        needs: what was found by runs alone.
+        cause: the cause, which is there in every case like the smallest.
+        capabilities: what the implementation declares.
+        gradients: whether the violation is one of gradients.
+        left: returns how many seconds are left for it.
+    """
+    x = needs.exploration
+    if x is None or cause.partial:
+        return needs
+    foretells = Foretelling(cause, capabilities, x.case, gradients)
+    if not foretells.agrees(x.seen, left):
+        return needs
+    x.extended(RUNS, left)
+    explanation, complete = x.explanation(), needs.complete
+    plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)
+    failing = list(itertools.islice((case for case in sorted(plain, key=_size) if foretells(case)), BASES))
+    draw, beyond, soon = random.Random(0), False, left() / 2
+    with contextlib.suppress(Spent):
+        for case in itertools.islice(x.varying.scattered(failing[:], draw), FURTHER if failing else 0):
+            if left() <= soon:
+                break
+            fails, met = foretells(case), x.met(case, explanation)
+            if fails and not met and x.failed(case, expected=False):
+                explanation = x.explanation()
+            elif fails is False and met and not beyond:
+                beyond = bool(x.passes(case))
+            if fails:
+                failing.append(case)
+        for factor in [name for name, seen in x.outcomes.items() if seen and all(seen) and name not in VISIBLE]:
+            if _turns(x, factor, draw.sample(failing, min(len(failing), TURNED)), explanation, foretells, draw):
+                x.outcomes[factor].append(False)
+                beyond = True
+    requirement = Requirement(SHOWS, lambda case: foretells(case) is not False)
+    return said(x, explanation, complete, beyond=requirement, more=beyond)
+
+
+def _size(case: Case) -> int:
+    return case.problem.nq * case.problem.nk * case.world_size**2
+
+
+def _plain(case: Case) -> Case:
+    """Return a case with ordinary values, if it has such that hide much by chance."""
+    return case.replace(values="normal") if case.values in ("integers", "zero_queries") else case
+
+
+def _turns(
+    x: Exploration,
+    factor: str,
+    failing: Sequence[Case],
+    explanation: Sequence[Condition],
+    foretells: Foretelling,
+    draw: random.Random,
+) -> bool:
+    """Return whether one of these cases passes if a factor is changed, as the cause foretells, with all conditions."""
+    for base in failing:
+        if x.left() <= 0:
+            break
+        for case in draw.sample(others := x.varying.of(base, factor), min(len(others), VARIANTS)):
+            if x.met(case, explanation) and foretells(case) is False and x.passes(case):
+                return True
+    return False
