@@ -224,10 +224,17 @@ class Exploration:
         factors = [factor for one in some for factor in sorted(one.factors)]
         return {factor: None for factor in factors if factor not in known or self.outcomes.get(factor)}
 
-    def in_words(self, condition: Condition) -> str:
-        """Return a condition in words: a limit of scores in numbers only if runs passed that came near it."""
+    def in_words(self, condition: Condition, *, roughly: bool) -> str:
+        """Return a condition in words: a limit of scores in numbers only if runs passed that came near it.
+
+        Args:
+            condition: the condition.
+            roughly: leave out the numbers of scores.
+        """
         if condition.about[0] not in FAR_OFF:
             return condition.text
+        if roughly:
+            return FAR_OFF[condition.about[0]]
         sizes: dict[bool, list[float]] = {True: [], False: []}
         for case, failed in self.seen.items():
             sizes[failed].append(abs(float(of_scores(case, self.varying.c).get(condition.about[0], 0))))

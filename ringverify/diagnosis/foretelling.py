@@ -44,6 +44,15 @@ BASES = 12
 TURNED = 16
 """Cases that fail of which a factor is varied that is said not to matter."""
 
+CORNER = 0.04
+"""Share of cases with all conditions that have to pass before it is said that it takes more: less is a corner."""
+
+CONFIRMED = 2
+"""Cases that pass by the cause, with all conditions, that are run until one of them does."""
+
+SEEDS = 4
+"""Seeds with which a case has to pass: values may hide a fault by chance."""
+
 VARIANTS = 2
 """Variants of such a factor, in each of these cases."""
 
@@ -136,24 +145,27 @@ def held_against(
     explanation, complete = x.explanation(), needs.complete
     plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)
     failing = list(itertools.islice((case for case in sorted(plain, key=_size) if foretells(case)), BASES))
-    draw, beyond, soon = random.Random(0), False, left() / 2
+    draw, soon = random.Random(0), left() / 2
+    more, exceptions = False, list[Case]()
     with contextlib.suppress(Spent):
         for case in itertools.islice(x.varying.scattered(failing[:], draw), FURTHER if failing else 0):
             if left() <= soon:
                 break
+            case = case if gradients else case.replace(cotangent=x.case.cotangent)  # which is no matter then
             fails, met = foretells(case), x.met(case, explanation)
             if fails and not met and x.failed(case, expected=False):
                 explanation = x.explanation()
-            elif fails is False and met and not beyond:
-                beyond = bool(x.passes(case))
+            elif fails is False and met and _steadily(foretells, case):
+                exceptions.append(case)
             if fails:
                 failing.append(case)
         for factor in [name for name, seen in x.outcomes.items() if seen and all(seen) and name not in VISIBLE]:
             if _turns(x, factor, draw.sample(failing, min(len(failing), TURNED)), explanation, foretells, draw):
                 x.outcomes[factor].append(False)
-                beyond = True
+        exceptions, enough = ([case for case in some if x.met(case, explanation)] for some in (exceptions, failing))
+        more = len(exceptions) > CORNER * len(enough) and any(map(x.passes, exceptions[:CONFIRMED]))
     requirement = Requirement(SHOWS, lambda case: foretells(case) is not False)
-    return said(x, explanation, complete, beyond=requirement, more=beyond)
+    return said(x, explanation, complete, beyond=requirement, more=more)
 
 
 def _size(case: Case) -> int:
@@ -163,6 +175,11 @@ def _size(case: Case) -> int:
 def _plain(case: Case) -> Case:
     """Return a case with ordinary values, if it has such that hide much by chance."""
     return case.replace(values="normal") if case.values in ("integers", "zero_queries") else case
+
+
+def _steadily(foretells: Foretelling, case: Case) -> bool:
+    """Return whether a case passes by its cause, whatever the values."""
+    return all(foretells(case.replace(seed=case.seed + more)) is False for more in range(SEEDS))
 
 
 def _turns(
@@ -178,6 +195,6 @@ def _turns(
         if x.left() <= 0:
             break
         for case in draw.sample(others := x.varying.of(base, factor), min(len(others), VARIANTS)):
-            if x.met(case, explanation) and foretells(case) is False and x.passes(case):
+            if x.met(case, explanation) and _steadily(foretells, case) and x.passes(case):
                 return True
     return False

@@ -18,6 +18,7 @@ in words do not explain what was seen, the factor alone is named: "certain value
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -162,11 +163,13 @@ def said(
         tested = [one for one in tested if not one.limit]
     if "values" in certain:  # what is small with some values is within what a 16-bit dtype allows, or with some scales
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
-    requires = [Requirement(exploration.in_words(one), _holding(one, capabilities)) for one in tested if one.said]
+    beyond = beyond if certain or more else None
+    words = functools.partial(exploration.in_words, roughly=beyond is not None)
+    requires = [Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
     if beyond is None:
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
-    elif certain or more:
+    else:
         requires.append(beyond)
     about = {*turning}.union(*(one.factors for one in explanation), ("scale",) if "values" in certain else ())
     failing = [one for one, failed in exploration.runs.items() if failed]
@@ -178,9 +181,8 @@ def said(
     if "world" not in {one.group for one in failing}:
         about.add("group")
     if not certain.keys().isdisjoint(GEOMETRY) or (more and not certain):
-        about |= (
-            GEOMETRY  # what decides which keys a query attends may stand for one another in ways that have no words
-        )
+        # What decides which keys a query attends may stand for one another in ways that have no words.
+        about |= GEOMETRY if beyond is None else GEOMETRY | {"ranks"}
     outcomes = exploration.outcomes
     irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
     masks = [name for name in MASKS if getattr(case.problem, name)]

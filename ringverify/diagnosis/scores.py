@@ -68,11 +68,11 @@ def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
     yield Condition(text, frozenset({"values", "length", "ranks"}), 1.45, ("rising",), lambda one: bool(one["rising"]))
     cases, about = list(seen), frozenset({"values"})
     for lowest in {float(one["lowest"]) for one in cases if float(one.get("lowest", 0)) <= -FAR}:
-        text = f"a query whose scores are all below −{_about(-lowest)}"
+        text = f"a query whose scores are all below about −{_about(-lowest)}"
         cost = 1.1 - lowest * 1e-9
         yield Condition(text, about, cost, ("lowest",), lambda one, n=lowest: float(one.get("lowest", 0)) <= n)  # type: ignore[misc]
     for highest in {float(one["highest"]) for one in cases if float(one.get("highest", 0)) >= FAR}:
-        text = f"a score above {_about(highest)}"
+        text = f"a score above about {_about(highest)}"
         cost = 1.15 + highest * 1e-9
         yield Condition(text, about, cost, ("highest",), lambda one, n=highest: float(one.get("highest", 0)) >= n)  # type: ignore[misc]
 

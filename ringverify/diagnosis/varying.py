@@ -11,7 +11,7 @@ from ringref.problem import Dilation
 from ringref.sharding import PageTable
 from ringverify.cases.case import Case, even_multiple, sharding_names, why_unsupported
 from ringverify.cases.shapes import fitted, length_unit
-from ringverify.diagnosis.conditions import LARGE
+from ringverify.diagnosis.conditions import LARGE, MASKS
 from ringverify.implementation import Capabilities
 
 LONGEST = 72
@@ -26,9 +26,15 @@ SHORT = 12
 SHORTENED = 0.75
 """Share of scattered cases whose lengths are drawn anew."""
 
-SCATTERED = ("ranks", "length", "cross lengths", "causal", "window", "documents", "key_lengths", "dilation", "heads",
-             "key heads", "page table", "calls")  # fmt: skip
-"""Factors that scattered cases differ in: those that decide who attends what, and what is differentiated."""
+BARE = 0.3
+"""Share of scattered cases that begin without masks: another one may do what theirs did."""
+
+SCATTERED = (
+    (MASKS, 2),
+    (("ranks", "length", "cross lengths", "heads", "key heads", "page table", "calls"), 2),
+    (("cotangent",), 1),
+)
+"""Factors that scattered cases differ in, with how many of them at most: those that decide who attends what."""
 
 TOKENS = 6
 """Tokens on a rank of the generous case; odd and even, multiples of 4 and others lie within reach of it."""
@@ -197,10 +203,10 @@ class Varying:
         """Yield small cases without end: one of the cases with a few factors and the lengths changed at once."""
         while True:
             one = draw.choice(cases)
-            for factor in (
-                *draw.sample(SCATTERED, draw.randint(0, 3)),
-                *draw.sample(("cotangent",), draw.randint(0, 1)),
-            ):
+            if draw.random() < BARE:
+                one = self.without(one, MASKS) or one
+            masks, rest, cotangent = (draw.sample(some, draw.randint(0, most)) for some, most in SCATTERED)
+            for factor in (*masks, *rest, *cotangent):
                 one = draw.choice([one, *self.of(one, factor)])
                 if factor == "window":
                     left, right = (draw.choice((None, 0, 1, 2, draw.randint(3, SHORT))) for _ in range(2))

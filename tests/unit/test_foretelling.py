@@ -1,0 +1,82 @@
+"""What is said of when a case fails is held against its cause: what that contradicts is not said."""
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+import torch
+
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import hunt
+from ringverify.diagnosis.catalogue import HYPOTHESES
+from ringverify.diagnosis.foretelling import SHOWS, Foretelling, held_against
+from ringverify.diagnosis.needs import needs
+from ringverify.diagnosis.varying import Varying
+from ringverify.faults.ring import STEPS, multiplicity, ring_of
+from ringverify.implementation import Capabilities, Implementation
+from ringverify.properties.values import FORWARD
+from ringverify.worlds.simulated import SimulatedWorld
+
+DECLARED = Capabilities(sharding=("contiguous",), uneven=True, causal="both", window=True, cross_lengths=True, lse=True)
+
+
+def tile_of_the_last(steps, here, hop, owner):
+    """A tile of 4 keys is skipped if it begins after the rank's last query, as if lengths were the same."""
+    kept = here.shards[owner] // 4 * 4 <= here.call.positions[-1] if here.problem.causal else True
+    return multiplicity(steps, here, hop, owner) * torch.as_tensor(kept)
+
+
+def test_what_conditions_have_no_words_for_is_said_by_the_cause():
+    """Lengths and ranks decide whether a tile begins there: they are not called no matter, nor "certain"."""
+    steps = dataclasses.replace(STEPS, pattern=tile_of_the_last)
+    declared = dataclasses.replace(DECLARED, window=False)
+    runner = Runner(Implementation(ring_of(steps), "a tile too few", declared), SimulatedWorld())
+    seen = hunt(FORWARD, runner, examples=60, seed=0, progress=lambda number: None)
+    assert seen.mishaps == []
+    said = seen.counterexample.needs
+    assert [*said.requires] == ["causal", "more keys than queries", SHOWS]
+    assert not {"ranks", "length", "cross lengths"} & set(said.irrelevant)
+
+
+def named(text):
+    """The cause that says this of both directions."""
+    return next(one for one in HYPOTHESES if one.when == "always" and isinstance(one.says, str) and text in one.says)
+
+
+def planted(cause, problem, size=2, **how):
+    """What runs of a fault say, which is there as its cause foretells, and what foretells it."""
+    case = Case(problem=Problem(**problem), world_size=size, values="normal")
+    foretells = Foretelling(cause, DECLARED, case, gradients=False)
+    return needs(case, foretells, DECLARED, most_ranks=4, **how), foretells
+
+
+def failing(foretells, count=150):
+    """Cases that fail, unlike those that were run."""
+    stream = Varying(DECLARED, 4).scattered([foretells.failing], random.Random(5))
+    return [case for case in itertools.islice(stream, count) if foretells(case)]
+
+
+@pytest.mark.parametrize("text", ["window uses local indices", "left and right of the window exchanged"])
+def test_a_condition_that_the_cause_contradicts_is_put_to_the_test(text, monkeypatch):
+    """A few runs leave conditions that are met by chance: cases that fail without them are found by the cause."""
+    monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", 30)
+    cause = named(text)
+    found, foretells = planted(cause, {"query_length": 4, "window": (1, None)})
+    held = held_against(found, cause, DECLARED, gradients=False, left=lambda: 60.0)
+    wrong = [
+        [one.text for one in said.requires if not all(map(one.holds, failing(foretells)))] for said in (found, held)
+    ]
+    assert wrong[0]
+    assert not wrong[1]
+
+
+def test_a_cause_that_does_not_foretell_the_runs_says_nothing():
+    """What was found by runs alone stands."""
+    cause = named("window off by one: one key too many on both sides")
+    found, _ = planted(cause, {"query_length": 4, "window": (1, 0)})
+    other = named("lse has the wrong sign")
+    assert held_against(found, other, DECLARED, gradients=False, left=lambda: 60.0) is found
+    assert held_against(found, cause, DECLARED, gradients=False, left=lambda: 60.0) is not found
