@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 import weakref
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ class Reentered:
 
     Attributes:
         steps: results by name. "first": forward of the case, with the backward run after the second call's forward.
-            "second": a second call, on other inputs of the same shapes. "first_later": out and lse of the first call
+            "second": a second call, `next_of` the case. "first_later": out and lse of the first call
             once all other steps are done. "again": a second backward through the first call.
         refused: message of the error that refused the second backward; `None` if none did.
         groups: number of process groups before the first call, and after each call.
@@ -54,6 +54,24 @@ class Reentered:
 def second_of(case: Case) -> Case:
     """Return the case of the second call: the same problem on other inputs."""
     return case.replace(seed=case.seed + 1)
+
+
+def next_of(case: Case) -> Case:
+    """Return the case of a second call on the same group: other inputs, and for every second seed another mask.
+
+    Batches of training differ in their documents, and layers of one model in their window: what is kept for one must
+    not be taken for the next.
+    """
+    second, p = second_of(case), case.problem
+    changes: list[dict[str, Any]] = []
+    if p.documents is not None:
+        changes.append({"documents": tuple(p.nk - cut for cut in reversed(p.documents))})
+    if p.key_lengths is not None:
+        changes.append({"key_lengths": tuple(max(0, length - 1) or p.nk for length in p.key_lengths)})
+    if p.window is not None:
+        changes.append({"window": None})
+    turn, other_mask = divmod(case.seed, 2)
+    return second.replace(**changes[turn % len(changes)]) if other_mask and changes else second
 
 
 def run_rank(task: Task) -> Reentered:
@@ -72,9 +90,9 @@ def _reentered(task: Task) -> Reentered:
     case, capabilities = task.case, implementation.capabilities
     group, rank = dist.group.WORLD, dist.get_rank()
     assert group is not None
-    rows = rows_of(case, capabilities, rank)
 
     def part(of: Case) -> Local:
+        rows = rows_of(of, capabilities, rank)
         local = local_part(of, capabilities, make_inputs(of), rows, group, rank, task.device)
         if task.gradients:
             local.require_gradients()
@@ -87,7 +105,7 @@ def _reentered(task: Task) -> Reentered:
         return results
 
     groups, late, threads = [torch_private.groups()], [False], set(threading.enumerate())
-    other = second_of(case)
+    other = next_of(case)
     one, two = part(case), part(other)
     out, lse = called(one)
     returned = result_of(one, capabilities, out, lse)
@@ -151,7 +169,7 @@ def reenter(
         WorldUnavailable: the world could not be set up; nothing was learned.
     """
     task = Task(runner.named, case, gradients, runner.device)
-    make_inputs(second_of(case))
+    make_inputs(next_of(case))
     ranks, failure, run = runner.launch(run_rank, task)
     if failure is not None:
         return {}, Observation((), failure, run), ()

@@ -321,7 +321,7 @@ def _accounted_for(
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     diagnosis, declaration, needs = Diagnosis(), None, None
 
-    if alone and late is not None and (not hangs or runner.world.name == "simulated"):
+    if violation.needs is None and alone and late is not None and (not hangs or runner.world.name == "simulated"):
 
         def varied() -> Needs:
             return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=late)
@@ -358,6 +358,8 @@ def _accounted_for(
             hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
         hints = hints or attempt(mishaps, "looking for hints", around, [])
     told = None if needs is None else needs.told()
+    if violation.needs is not None:
+        told = Needed(requires=(violation.needs,), irrelevant=(), complete=True)
     if unwritten is not None:
         diagnosis, there = Diagnosis(UNWRITTEN), simulated()
         if late is not None and there is not None:

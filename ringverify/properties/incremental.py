@@ -32,6 +32,10 @@ SPARE = 2
 """Most pages that a table has beyond the end of the sequence, as a cache has that is to grow."""
 WIDE_TO_NARROW = 3
 """Cases in a wide dtype for each one in 16 bits, where as many of both are declared."""
+PAGED = frozenset({"pages"})
+"""The sharding of keys that is drawn twice as often: most can go wrong there."""
+LONGEST_WINDOW = 6
+"""Longest window that half of the cases with pages have, where windows are declared: it ends in no order of pages."""
 MOST_TOKENS = 4
 """Most single tokens after a prefill in chunks."""
 
@@ -56,9 +60,14 @@ def _cases(c: Capabilities) -> Maker[Case]:
 
     def make(choices: Choices) -> Case:
         size = choices.among(affordable_world_sizes(c, scope.world_sizes))
-        queries, keys = choices.among(c.query_sharding), choices.among(c.key_sharding)
+        queries, keys = (
+            choices.among(c.query_sharding),
+            choices.among((*c.key_sharding, *PAGED.intersection(c.key_sharding))),
+        )
         sharding = f"{queries}/{keys}"
         problem = problem_of(choices, of_calls, scope, size, sharding)
+        if keys == "pages" and c.window and choices.among((False, True)):
+            problem = problem.replace(window=(choices.integer(0, LONGEST_WINDOW), None))
         problem = problem.replace(sinks=bool(c.sinks) and choices.integer(0, 4) == 4)
         unit = length_unit(c, sharding, size)
         page = choices.among(PAGE_SIZES) if c.uneven else unit // size

@@ -41,6 +41,7 @@ class Violation:
         also: further reasons for which the case fails, such as other tensors that are wrong by less.
         failure: how the run ended, where it ended without results.
         cause: what is done wrongly, in a sentence, where the judge itself can tell.
+        needs: what it takes to fail, where the judge itself can tell.
         way: the mode of autograd, and which of q, k and v require gradients, where the results of such a call are wrong
             rather than those of a training step.
     """
@@ -53,6 +54,7 @@ class Violation:
     also: tuple[Reason, ...] = ()
     failure: Failure | None = None
     cause: str | None = None
+    needs: str | None = None
     way: tuple[GradMode, str] | None = None
 
     @property

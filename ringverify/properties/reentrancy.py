@@ -1,6 +1,6 @@
 """`reentrancy`: calls that overlap in training do not influence each other.
 
-1. Two layers share one implementation: both forwards run before the first backward.
+1. Two layers share one implementation: both forwards run before the first backward. Their masks may differ.
 2. A graph that is retained is differentiated twice.
 
 In each of these a call returns what it returns alone, and later calls do not overwrite its output.
@@ -23,11 +23,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringverify.cases.case import Case
-from ringverify.cases.reentering import Reentered, Step, reenter, second_of
+from ringverify.cases.reentering import Reentered, Step, next_of, reenter
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, always, failed, judged_where
+from ringverify.properties.property import (
+    Judgement,
+    Property,
+    Violation,
+    always,
+    failed,
+    judge_everything,
+    judged_where,
+)
 
 _WHEN: dict[Step, str] = {
     "first": "a second call came between its forward and its backward",
@@ -43,6 +51,9 @@ _CAUSE: dict[Step, str] = {
 }
 """What is done wrongly where gradients alone are wrong in a step."""
 
+MASKS = ("documents", "key_lengths", "window")
+"""What the mask of a second call may differ in."""
+
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
@@ -54,15 +65,33 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         return Judgement(0.0, violation, ended.digest)
     for step, when in _WHEN.items():
         if step in steps:
-            of = case if step in ("first", "again") else second_of(case)
+            of = case if step in ("first", "again") else next_of(case)
             judgement = judged_where(of, runner, steps[step], when=when)
             if (violation := judgement.violation) is not None:
                 wrong = set() if violation.finding is None else set(violation.finding.tensors)
-                cause = _CAUSE[step] if wrong and not {"out", "lse"} & wrong else None
-                return dataclasses.replace(judgement, violation=dataclasses.replace(violation, cause=cause))
+                told = (
+                    _of_masks(case, of, runner)
+                    if {"out", "lse"} & wrong
+                    else {"cause": _CAUSE[step] if wrong else None}
+                )
+                return dataclasses.replace(judgement, violation=dataclasses.replace(violation, **told))
             largest = max(largest, judgement.margin)
     violation = _overwritten(steps["first"], steps["first_later"]) or _leaks(seen)
     return Judgement(largest, violation, ended.digest)
+
+
+def _of_masks(case: Case, of: Case, runner: Runner) -> dict[str, str]:
+    """Return the cause of a wrong result of a call with another mask, and what it takes, if alone it is right.
+
+    Plans and masks are kept by shapes and group; batches differ in their documents, and layers in their window.
+    """
+    other = next((name for name in MASKS if getattr(case.problem, name) != getattr(of.problem, name)), None)
+    if other is None or judge_everything(of, runner).violation is not None:
+        return {}
+    return {
+        "cause": f"what an earlier call keeps is used again by one with other {other}",
+        "needs": f"an earlier call on the same group with other {other}",
+    }
 
 
 def _goes_on(seen: Sequence[Reentered]) -> Violation | None:
@@ -111,5 +140,5 @@ REENTRANCY = Property(
     judge=_judge,
     unsupported=always,
     applies=lambda case, c: within(case, c, _scope(c)),
-    compared=lambda case, _: [case, second_of(case)],
+    compared=lambda case, _: [case, next_of(case)],
 )
