@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ringref.rounding import margins
 from ringverify.cases.case import Case
+from ringverify.cases.inputs import selectable
 from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.conditions import Condition
@@ -81,8 +82,8 @@ class Foretelling:
 
     @functools.cache  # noqa: B019 - lives as long as one explanation
     def __call__(self, case: Case) -> bool | None:
-        """Return whether a case fails if the cause is right; `None` where other code may run."""
-        if case.sharding != self.failing.sharding:
+        """Return whether a case fails if the cause is right; `None` where other code may run, or nothing can."""
+        if case.sharding != self.failing.sharding or (case.values == "selectors" and not selectable(case)):
             return None
         return any(map(self._wrong, case.calls))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 
@@ -11,16 +12,19 @@ from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 
-def _by_twos(size: int) -> list[set[int]]:
-    have = [{number} for number in range(size)]
+def _by_twos(size: int, *, halves: bool) -> list[int]:
+    """Return whose results are left if two at a time are merged: neighbours, or one of each half."""
+    have = [[number] for number in range(size)]
     while len(have) > 1:
-        have = [a | b for a, b in zip(have[::2], have[1::2], strict=False)]
-    return have
+        half = len(have) // 2
+        two = (have[:half], have[half : 2 * half]) if halves else (have[::2], have[1::2])
+        have = [a + b for a, b in zip(*two, strict=False)]
+    return have[0]
 
 
-def _left_over(order: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
+def _left_over(order: Callable[[Pairs], Ints], halves: bool, pairs: Pairs) -> Counts:
     """Return counts if partial results are merged two by two, in this order, and an odd one is dropped."""
-    return np.where(np.isin(order(pairs), list(_by_twos(pairs.size)[0])), pairs.true, 0)
+    return np.where(np.isin(order(pairs), _by_twos(pairs.size, halves=halves)), pairs.true, 0)
 
 
 Partner = Callable[[int, int, int], int]
@@ -52,9 +56,10 @@ def ways_to_merge() -> Iterator[Otherwise]:
         "by rank": lambda pairs: pairs.owner + 0 * pairs.rank,
         "by hop": lambda pairs: pairs.hop,
     }
-    for text, order in orders.items():
-        says = f"partial results are merged two by two, {text}, and an odd one that is left over is dropped"
-        yield Otherwise(says, functools.partial(_left_over, order), 0.5)
+    for halves, (text, order) in product((False, True), orders.items()):
+        which = ", one of each half" if halves else ""
+        says = f"partial results are merged two by two, {text}{which}, and an odd one that is left over is dropped"
+        yield Otherwise(says, functools.partial(_left_over, order, halves), 0.5)
     for whom, partner in PARTNERS.items():
         for rounded_down in (False, True):
             which = "log2(ranks) rounds, rounded down" if rounded_down else "rounds"

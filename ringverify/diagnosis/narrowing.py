@@ -27,7 +27,7 @@ from ringverify.diagnosis.where import wrong_elements, wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.arithmetic import rounded
 from ringverify.faults.catalogue import MUTANTS
-from ringverify.faults.merging import online
+from ringverify.faults.merging import ORDERS, in_order, online
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.precision import summed_in_input_dtype
 from ringverify.faults.ring import STEPS, Steps
@@ -274,6 +274,28 @@ _ROUNDING += [
         online(weights=rounded),
         ("probabilities",),
     ),
+]
+ONWARD = "the rank's own, the next rank's, and so on"
+
+
+def _sent_on(here: Here, x: torch.Tensor) -> torch.Tensor:
+    return rounded(here, x) if here.size > 1 else x
+
+
+_TRAVELLING = online(kept=_sent_on, total=_sent_on, top=_sent_on)
+_ROUNDING += [
+    (
+        f"the running maximum and both running sums travel in the input dtype{where}: they are rounded at every hop",
+        steps,
+        ("accumulates",),
+    )
+    for where, steps in (
+        (
+            ", where queries travel to the right",
+            in_order(_TRAVELLING, ORDERS["the rank's own, the next rank's, and so on"]),
+        ),
+        ("", _TRAVELLING),
+    )
 ]
 ROUNDED: list[Hypothesis] = [
     Hypothesis(says, steps, allowed_by=allowed_by, judge=_judge_digits(steps)) for says, steps, allowed_by in _ROUNDING

@@ -300,9 +300,9 @@ REARRANGED.append(
 for how, change in (BY_RANK | BY_DIVISOR | BY_GROUP).items():
     says = f"lse is read in the wrong order: {how}"
     REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(change, "l", of_ranks=how not in BY_GROUP)))
-for how, change in BY_GROUP.items():
+for how, change in (BY_DIVISOR | BY_GROUP).items():
     says = f"results are read in the wrong order: {how}"
-    REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(change, "o", of_ranks=False)))
+    REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(change, "o", of_ranks=how not in BY_GROUP)))
 for text, number in {
     "are not put in order": 1,
     "are put in order by the inverse of the permutation that does": 2,

@@ -86,6 +86,37 @@ def _empty_for_one(axis: int, pairs: Pairs, at: Ends) -> Mask | None:
     return found[None, None]
 
 
+def _hidden_at(end: str, tile: int, of_all: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether no query, of the rank or of all, attends the first, or the last, key of a tile of a shard."""
+    keys = pairs.keys
+    begins = keys.place // tile * tile
+    key = keys.at(keys.rank, begins if end == "first" else np.minimum(begins + tile, keys.count) - 1)
+    hidden = np.zeros(pairs.true.shape[2:], dtype=bool)
+    for held in [np.arange(pairs.problem.nq)] if of_all else pairs.queries.shards:
+        attended: Mask = np.any(pairs.true[:, :, held], axis=(0, 1, 2))
+        hidden[held] = ~attended[key]
+    return hidden[None, None]
+
+
+def _tile_outside(side: str, tile: int, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether the last key in a tile of a shard lies before the rank's window, or the first one after it.
+
+    That is right where positions ascend in a shard, as they do not in pages.
+    """
+    left, right = pairs.problem.window or (None, None)
+    if pairs.problem.causal:
+        right = 0 if right is None else min(right, 0)
+    keys = pairs.keys
+    begins = keys.place // tile * tile
+    if side == "left":
+        return (
+            None
+            if left is None
+            else keys.at(keys.rank, np.minimum(begins + tile, keys.count) - 1) < (at.queries["first"] - left)
+        )
+    return None if right is None else keys.at(keys.rank, begins) > at.queries["last"] + right
+
+
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -174,6 +205,15 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         says = f"a block is skipped in all if it holds no key to attend in one {one}"
         yield says, functools.partial(_empty_for_one, axis)
     for tile in TILES:
+        for end, (whose, of_all) in product(ENDS, {" of the rank": False, "": True}.items()):
+            says = f"a tile of {tile} keys of a shard is skipped if no query{whose} attends its {end} key"
+            yield says, functools.partial(_hidden_at, end, tile, of_all)
+        for which, where, end, query in (("left", "before", "last", "first"), ("right", "after", "first", "last")):
+            says = (
+                f"a tile of {tile} keys of a shard is skipped if its {end} key lies {where} what the rank's {query} "
+                "query attends, as if positions ascended in a shard"
+            )
+            yield says, functools.partial(_tile_outside, which, tile)
         for of_shard in (False, True):
             whose = f"a tile of {tile} keys{' of a shard' if of_shard else ''} is skipped under a causal mask"
             level, later = (functools.partial(_tile_after, tile, query, of_shard) for query in ("last", "first"))

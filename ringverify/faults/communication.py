@@ -382,7 +382,7 @@ def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block
 
 
 FAULTS.cause(
-    "gradients of blocks travel in the direction of the blocks instead of back: right on two ranks, on more dk and dv "
+    "gradients of blocks are sent on in the wrong direction: that is right on two ranks, and on more dk and dv "
     "hold parts of other blocks",
     replace(STEPS, travel=_the_same_way),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from ringref.problem import Problem
 from ringverify.faults import pattern, ring
 from ringverify.faults.fault import Faults
 from ringverify.faults.pattern import Branch
-from ringverify.faults.place import Here, Partial
+from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import STEPS, Steps, multiplicity, whole
 
 Tensor = torch.Tensor
@@ -71,17 +72,63 @@ def _by_segment(p: Tensor, w: Tensor, r: Tensor, offset: Tensor) -> Tensor:
 FAULTS.add("H3", "dilation offset depends on the segment: (offset + segment) % r", replace(STEPS, covers=_by_segment))
 
 
-def _no_short_segment(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+def _no_short_segment(spared: bool, steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
     def covers(p: Tensor, w: Tensor, r: Tensor, offset: Tensor) -> Tensor:
         whole = torch.div(torch.full_like(w, problem.nq), w, rounding_mode="floor") * w
-        return pattern.covers(p, w, r, offset) & ((p < whole) | (whole == 0))
+        return pattern.covers(p, w, r, offset) & ((p < whole) | (whole == 0) & spared)
 
     return ring.dilation(replace(steps, covers=covers), problem, i, j)
 
 
 FAULTS.add(
-    "O111", "the last segment is left out if it is shorter than the others", replace(STEPS, dilation=_no_short_segment)
+    "O111",
+    "the last segment is left out if it is shorter than the others",
+    replace(STEPS, dilation=functools.partial(_no_short_segment, True)),
 )
+FAULTS.cause(
+    "the last segment is left out if it is shorter than the segment length, even if it is the only one",
+    replace(STEPS, dilation=functools.partial(_no_short_segment, False)),
+)
+
+
+def _last_branch(of_keys: bool, steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+    """Count the last branch alone of those that cover a query, or a key, `(H, S, T)`."""
+    table = torch.tensor(steps.branches(problem), device=i.device).transpose(0, 1)[..., None, None]
+    w, r, offset = table.unbind(dim=2)  # each (R, H, 1, 1)
+    covered = steps.covers(i, w, r, offset), steps.covers(j, w, r, offset)
+    own = covered[of_keys]
+    last = own & (own.flip(0).cumsum(0).flip(0) == 1)
+    return (covered[0] & covered[1] & (steps.segment(i, w) == steps.segment(j, w)) & last).sum(dim=0)
+
+
+def _overwritten_by_branches(names: str) -> Steps:
+    """The gradient of each branch written over that of the branches before it."""
+
+    def gradients(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        def of(steps: Steps) -> tuple[Tensor, Block]:
+            return ring.gradients(steps, here, hop, owner, rows, block)
+
+        dq, (dk, dv) = of(steps)
+        if here.problem.dilation is not None:
+            (last, _), (_, of_keys) = (
+                of(replace(steps, pattern=multiplicity, dilation=functools.partial(_last_branch, side)))
+                for side in (False, True)
+            )
+            dq = last if "q" in names else dq
+            dk, dv = (mine if name in names else x for name, x, mine in zip("kv", (dk, dv), of_keys, strict=True))
+        return dq, Block(dk, dv)
+
+    return replace(STEPS, gradients=gradients)
+
+
+for names, what in {"q": "dq", "kv": "dk and dv", "k": "dk", "v": "dv"}.items():
+    whose = "a query" if names == "q" else "a key"
+    FAULTS.cause(
+        f"of the branches of a dilation that cover {whose}, the last one overwrites the {what} of the others",
+        _overwritten_by_branches(names),
+    )
 
 
 def _offset_where(field: str, value: str, offset: Callable[[int, int, int], int]) -> Steps:

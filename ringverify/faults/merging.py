@@ -278,6 +278,7 @@ def online(
     weights: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     way: Callable[[Tensor], Tensor] = lambda x: x,
     factor: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
+    top: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     of_first: bool = False,
 ) -> Steps:
     """Merge sums that are not normalised, kept with the running maximum; normalise after the last hop.
@@ -290,39 +291,40 @@ def online(
         weights: what w is taken for where it is multiplied with v.
         way: changes the difference of maxima from which the factor is computed.
         factor: what the factor is taken for.
+        top: what is kept of the maximum after every hop.
         of_first: whether the maximum remains that of the first block.
     """
 
     def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Online:
         def partial(s: Tensor, m: Tensor, v: Tensor) -> Online:
             found = arithmetic.partial(s, m, v)
-            top = s.masked_fill(m == 0, -math.inf).amax(dim=-1) if s.size(-1) else found.lse
+            most = s.masked_fill(m == 0, -math.inf).amax(dim=-1) if s.size(-1) else found.lse
             if of_first:
-                top = here.notes.setdefault("top", torch.where(top == -math.inf, 0.0, top))
-            shift = torch.where(top == -math.inf, 0.0, top)
+                most = here.notes.setdefault("top", torch.where(most == -math.inf, 0.0, most))
+            shift = torch.where(most == -math.inf, 0.0, most)
             w = weights(here, arithmetic.probabilities(s, m, shift))
-            return arithmetic.weighted_sum(w, v, m > 0), torch.exp(found.lse - shift), top
+            return arithmetic.weighted_sum(w, v, m > 0), torch.exp(found.lse - shift), most
 
         online: Online = STEPS.attend(replace(steps, partial=partial), here, hop, owner, q, block)
         return online
 
     def accumulate(steps: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
         if running is None:
-            return kept(here, new[0]), total(here, new[1]), new[2]
-        top = torch.maximum(running[2], new[2])
-        shift = torch.where(top == -math.inf, 0.0, top)
+            return kept(here, new[0]), total(here, new[1]), top(here, new[2])
+        most = torch.maximum(running[2], new[2])
+        shift = torch.where(most == -math.inf, 0.0, most)
         before, of_new = factor(here, torch.exp(way(running[2] - shift))), torch.exp(new[2] - shift)
         # What no key has been added to is 0, rescaled or not.
         of_sums, of_totals = (before if scaled else torch.ones_like(before) for scaled in (sums, totals))
         return (
             kept(here, of_sums[..., None] * running[0] + of_new[..., None] * new[0]),
             total(here, of_totals * running[1] + of_new * new[1]),
-            top,
+            top(here, most),
         )
 
     def normalise(running: Online) -> Partial:
-        out, whole, top = running
-        return Partial(out / torch.where(whole == 0, 1.0, whole)[..., None], top + whole.log())
+        out, whole, most = running
+        return Partial(out / torch.where(whole == 0, 1.0, whole)[..., None], most + whole.log())
 
     def nothing(here: Here, q: Tensor, dim: int) -> Online:
         none = q.new_zeros(q.shape[:3])
@@ -354,7 +356,7 @@ ORDERS: dict[str, Callable[[Here, int], int]] = {
 """Orders in which blocks may be merged instead of that in which a ring sends them to the right, by hop."""
 
 
-def _in_order(steps: Steps, key: Callable[[Here, int], int]) -> Steps:
+def in_order(steps: Steps, key: Callable[[Here, int], int]) -> Steps:
     """Merge blocks in another order: it matters only if the merge is wrong."""
 
     def order(here: Here, every: Iterable[Visit]) -> Iterable[Visit]:
@@ -366,7 +368,7 @@ def _in_order(steps: Steps, key: Callable[[Here, int], int]) -> Steps:
 for cause in [one for one in FAULTS.causes[GUARDED:] if one.steps.changed & {"merge", "normalise"}]:
     for which, key in ORDERS.items():
         more = f"{cause.more}, where the order of blocks is {which}"
-        FAULTS.causes.append(replace(cause, steps=_in_order(cause.steps, key), more=more))
+        FAULTS.causes.append(replace(cause, steps=in_order(cause.steps, key), more=more))
 
 
 def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:

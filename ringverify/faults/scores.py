@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -193,6 +194,19 @@ FAULTS.add(
 FAULTS.cause(
     "dk and dv of a key head are summed over h % Hk instead of its group", replace(STEPS, per_key_head=_sum_by_turns)
 )
+
+
+def _sum_by_turns_of(together: int, here: Here, x: Tensor) -> Tensor:
+    """Sum by turns among so many key heads, and then among the next ones."""
+    parts = torch.split(x, together * here.problem.group_size, dim=1)
+    return torch.cat([torch.unflatten(part, 1, (here.problem.group_size, -1)).sum(dim=1) for part in parts], dim=1)
+
+
+for together in (2, 3, 4):
+    FAULTS.cause(
+        f"dk and dv of a key head are summed over h % {together} instead of its group, {together} key heads at a time",
+        replace(STEPS, per_key_head=functools.partial(_sum_by_turns_of, together)),
+    )
 
 
 def _copies(here: Here) -> int:

@@ -47,6 +47,9 @@ def _in_place(case: Case, factors: Mapping[str, float]) -> str | None:
     scale, told = case.problem.scale_value, []
     words = {"the scale": scale, "1 / scale": 1 / scale, "scale · log2(e)": scale * math.log2(math.e)}
     for name, factor in factors.items():
+        if not factor:  # of all that a small case has; a larger one may keep some
+            told.append(f"zeros are written into {name} in place")
+            continue
         word = next((word for word, value in words.items() if math.isclose(value, factor, rel_tol=ROUNDED)), None)
         number = f"{factor:.6g}"
         told.append(f"{name} is multiplied by {number if word is None else f'{word} ({number})'} in place")

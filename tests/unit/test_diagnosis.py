@@ -526,7 +526,7 @@ def test_gradients_that_travel_the_way_of_their_blocks_are_named():
     implementation = Implementation(gathered, "same way", only)
     found = diagnosed(implementation, case_of(), gradients=True)
     assert found.causes
-    assert found.text.startswith("gradients of blocks travel in the direction of the blocks instead of back")
+    assert found.text.startswith("gradients of blocks are sent on in the wrong direction")
 
 
 class RoundsGradient(torch.autograd.Function):
