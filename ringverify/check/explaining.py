@@ -39,7 +39,7 @@ same."""
 PROGRAM_SECONDS = 15.0
 """The same of a program, which may compile what it is asked."""
 
-CAUSE_SECONDS = 1.0
+CAUSE_SECONDS = 1.5
 """Seconds for holding what was found against the cause; twice as many where that is one of gradients."""
 
 DRAWN = 60
@@ -130,9 +130,9 @@ def when_it_fails(
     largest = [0.0 if ordinary is None else ordinary.margin]
 
     def too_coarse(other: Case) -> bool:
-        """Whether an error as large as the largest that was seen would be within what a narrower dtype allows."""
+        """Whether an error as large as the largest that was seen would be within what a 16-bit dtype allows."""
         units = [UNIT_ROUNDOFF[one.problem.dtype] for one in (case, other)]
-        return units[0] < units[1] and 0 < largest[0] * units[0] < units[1]
+        return other.problem.dtype in HALF and units[0] < units[1] and 0 < largest[0] * units[0] < units[1]
 
     def fails(other: Case) -> bool | None:
         if not _possible(other, there.capabilities):

@@ -45,11 +45,11 @@ BASES = 12
 TURNED = 16
 """Cases that fail of which a factor is varied that is said not to matter."""
 
-CORNER = 0.04
-"""Share of cases with all conditions that have to pass before it is said that it takes more: less is a corner."""
+EXCEPTIONS = 2
+"""Cases that have to pass by the cause, and in a run, with all conditions, before it is said that it takes more."""
 
-CONFIRMED = 2
-"""Cases that pass by the cause, with all conditions, that are run until one of them does."""
+MOST = 6
+"""Such cases that are run, at most: further runs may drop a condition that some of them need."""
 
 SEEDS = 4
 """Seeds with which a case has to pass: values may hide a fault by chance."""
@@ -117,7 +117,7 @@ class Foretelling:
 
     def agrees(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> bool:
         """Whether it foretells the outcome of runs; a few may pass unforeseen, by what is allowed of roundings."""
-        soon, checked = left() * 2 / 3, sorted(runs, key=_size)[:CHECKED]
+        soon, checked = left() * 3 / 4, sorted(runs, key=_size)[:CHECKED]
         in_time = (case for number, case in enumerate(checked) if number < FEWEST or left() > soon)
         told = [(runs[case], found) for case in in_time if (found := self(case)) is not None]
         missed = sum(failed and not found for failed, found in told)
@@ -147,7 +147,7 @@ def held_against(
     plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)
     failing = list(itertools.islice((case for case in sorted(plain, key=_size) if foretells(case)), BASES))
     draw, soon = random.Random(0), left() / 2
-    more, exceptions = False, list[Case]()
+    exceptions = list[Case]()
     with contextlib.suppress(Spent):
         for case in itertools.islice(x.varying.scattered(failing[:], draw), FURTHER if failing else 0):
             if left() <= soon:
@@ -156,15 +156,14 @@ def held_against(
             fails, met = foretells(case), x.met(case, explanation)
             if fails and not met and x.failed(case, expected=False):
                 explanation = x.explanation()
-            elif fails is False and met and _steadily(foretells, case):
+            elif fails is False and met and len(exceptions) < MOST and _steadily(foretells, case) and x.passes(case):
                 exceptions.append(case)
             if fails:
                 failing.append(case)
         for factor in [name for name, seen in x.outcomes.items() if seen and all(seen) and name not in VISIBLE]:
             if _turns(x, factor, draw.sample(failing, min(len(failing), TURNED)), explanation, foretells, draw):
                 x.outcomes[factor].append(False)
-        exceptions, enough = ([case for case in some if x.met(case, explanation)] for some in (exceptions, failing))
-        more = len(exceptions) > CORNER * len(enough) and any(map(x.passes, exceptions[:CONFIRMED]))
+    more = sum(x.met(case, explanation) for case in exceptions) >= EXCEPTIONS
     requirement = Requirement(SHOWS, lambda case: foretells(case) is not False)
     return said(x, explanation, complete, beyond=requirement, more=more)
 

@@ -98,25 +98,6 @@ def _hidden_at(end: str, tile: int, of_all: bool, pairs: Pairs, at: Ends) -> Mas
     return hidden[None, None]
 
 
-def _tile_outside(side: str, tile: int, pairs: Pairs, at: Ends) -> Mask | None:
-    """Whether the last key in a tile of a shard lies before the rank's window, or the first one after it.
-
-    That is right where positions ascend in a shard, as they do not in pages.
-    """
-    left, right = pairs.problem.window or (None, None)
-    if pairs.problem.causal:
-        right = 0 if right is None else min(right, 0)
-    keys = pairs.keys
-    begins = keys.place // tile * tile
-    if side == "left":
-        return (
-            None
-            if left is None
-            else keys.at(keys.rank, np.minimum(begins + tile, keys.count) - 1) < (at.queries["first"] - left)
-        )
-    return None if right is None else keys.at(keys.rank, begins) > at.queries["last"] + right
-
-
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -208,12 +189,6 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         for end, (whose, of_all) in product(ENDS, {" of the rank": False, "": True}.items()):
             says = f"a tile of {tile} keys of a shard is skipped if no query{whose} attends its {end} key"
             yield says, functools.partial(_hidden_at, end, tile, of_all)
-        for which, where, end, query in (("left", "before", "last", "first"), ("right", "after", "first", "last")):
-            says = (
-                f"a tile of {tile} keys of a shard is skipped if its {end} key lies {where} what the rank's {query} "
-                "query attends, as if positions ascended in a shard"
-            )
-            yield says, functools.partial(_tile_outside, which, tile)
         for of_shard in (False, True):
             whose = f"a tile of {tile} keys{' of a shard' if of_shard else ''} is skipped under a causal mask"
             level, later = (functools.partial(_tile_after, tile, query, of_shard) for query in ("last", "first"))

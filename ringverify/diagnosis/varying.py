@@ -208,9 +208,14 @@ class Varying:
             masks, rest, cotangent = (draw.sample(some, draw.randint(0, most)) for some, most in SCATTERED)
             for factor in (*masks, *rest, *cotangent):
                 one = draw.choice([one, *self.of(one, factor)])
+                found: Iterator[Case] = iter(())
                 if factor == "window":
                     left, right = (draw.choice((None, 0, 1, 2, draw.randint(3, SHORT))) for _ in range(2))
-                    one = next(iter(self._allowed(one, _with(one, window=(left, right)))), one)
+                    found = _with(one, window=(left, right))
+                elif factor in ("heads", "key heads"):
+                    heads, group = draw.randint(1, 6), draw.randint(1, 3)
+                    found = _with(one, heads=heads * group, key_heads=None if group == 1 else heads)
+                one = next(iter(self._allowed(one, found)), one)
             nq, nk = (draw.randint(1, SHORT) for _ in range(2))
             longer = _stretched(one, nq, nk if self.c.cross_lengths else nq)
             yield next(iter(self._allowed(one, longer)), one) if draw.random() < SHORTENED else one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ringverify.cases.unwritten import Unwritten
+from ringverify.faults.ring import STEPS, ring_of
 from ringverify.implementation import Implementation, implementation
 
 pytestmark = pytest.mark.timeout(90)
@@ -96,6 +98,24 @@ def test_a_plain_fault_is_not_blamed_on_what_was_unusual():
         shown = hunted(lenses.half_of_dv, property).counterexample
         assert shown is not None
         assert shown.violation.summary.endswith("elements")
+
+
+@pytest.mark.parametrize("kept", ["documents", "key_lengths", "window"])
+def test_what_is_kept_for_one_mask_is_not_right_for_the_next(kept):
+    """Batches differ in their documents, and layers in their window: both calls are on one group."""
+    memory = {}
+
+    @implementation(causal="both", lse=True, window=True, documents=True, key_lengths=True, gradients=False)
+    def attend(q, k, v, call):
+        p = call.problem
+        there = memory.setdefault((call.group, call.rank, p.replace(**{kept: None})), getattr(p, kept))
+        return ring_of(STEPS)(q, k, v, dataclasses.replace(call, problem=p.replace(**{kept: there})))
+
+    assert hunted(attend, "forward").counterexample is None
+    shown = hunts.hunted(attend, "reentrancy", examples=50, explain=True).counterexample
+    assert shown is not None
+    assert shown.diagnosis.text == f"what an earlier call keeps is used again by one with other {kept}"
+    assert shown.needs.requires == (f"an earlier call on the same group with other {kept}",)
 
 
 def test_what_is_added_to_new_memory_is_found():

@@ -510,6 +510,14 @@ def in_rows(steps, here, hop, owner):
     return multiplicity(replace(steps, window=window), here, hop, owner)
 
 
+def first_of_each(steps, here, hop, owner, *, tile):
+    """No tile of keys whose first one is hidden from every query of the rank."""
+    found = multiplicity(steps, here, hop, owner)
+    for begin in range(0, found.size(-1), tile):
+        found[..., begin : begin + tile] *= bool(found[..., begin].any())
+    return found
+
+
 def for_all_entries(steps, here, hop, owner):
     """No block of which a batch entry attends nothing."""
     found = multiplicity(steps, here, hop, owner)
@@ -736,6 +744,15 @@ READ = {
     "partial results are merged two by two, by rank, and an odd one that is left over is dropped": (
         counting(lambda here, hop, owner: owner < (2 if here.size < 4 else 4)),
         [case_of(), case_of(size=5, query_length=10)], [case_of(size=2), case_of(size=4)],
+    ),
+    "partial results are merged two by two, by rank, one of each half, and an odd one that is left over is dropped": (
+        counting(lambda here, hop, owner: owner in {2: (0, 1), 3: (0, 1), 6: (0, 1, 3, 4)}[here.size]),
+        [case_of(), case_of(size=6)], [case_of(size=2)],
+    ),
+    "a tile of 3 keys of a shard is skipped if no query of the rank attends its first key": (
+        replace(STEPS, pattern=functools.partial(first_of_each, tile=3)),
+        [case_of(causal=True, window=(2, 0)), case_of(causal=True, window=(4, 0), query_length=15, size=2)],
+        [case_of(causal=True), case_of()],
     ),
     "partial results are exchanged in rounds, with rank XOR 1, 2, 4, …: right only for 2, 4, 8, … ranks": (
         counting(lambda here, hop, owner: here.size != 3 or here.rank != 1 or owner < 2),
@@ -1747,3 +1764,109 @@ def test_rows_without_a_key_in_the_first_block_of_their_rank_hop_by_hop_are_told
     scenes, _ = seen(Implementation(attend, "by hop", declared), cases, gradients=False)
     found = explaining(undefined.hypotheses(scenes), scenes)
     assert "rows that attend no key of the first block, hop by hop, of which the rank attends any" in found[0]
+
+
+def test_heads_that_come_back_from_a_part_of_the_ranks_in_another_order_are_told():
+    """As many ranks as divide the key heads have heads exchanged: theirs come by turns."""
+
+    def attend(q, k, v, call):
+        together = math.gcd(call.world_size, call.problem.hk)
+        out, lse = PLAIN.function(q, k, v, call)
+        order = torch.arange(q.size(2)).reshape(together, -1).T.flatten()
+        return out[:, :, order], lse[:, order]
+
+    cases = [case_of(heads=8, key_heads=2, size=4), case_of(heads=8, key_heads=4, size=2)]
+    scenes, _ = seen(Implementation(attend, "turned", EVERYTHING), cases, gradients=False)
+    (found,) = explaining(REARRANGED, scenes)
+    assert found == (
+        "results are read in the wrong order: heads (rank, head) as (head, rank), of the greatest common divisor of "
+        "ranks and key heads"
+    )
+
+
+def short_or_whole(problem, i, j):
+    """No pair past the last whole segment of a dilation of one branch."""
+    w, _ = problem.dilation.branches[0]
+    whole = problem.nq // w * w
+    return STEPS.dilation(STEPS, problem, i, j) * (i < whole) * (j < whole)
+
+
+def test_a_last_segment_that_is_left_out_even_where_it_is_the_only_one_is_told():
+    """A loop over whole segments ends before it."""
+    steps = replace(STEPS, dilation=lambda steps, *of: short_or_whole(*of))
+    branches = [Dilation(((w, r),), heads="shared") for w, r in ((5, 1), (20, 1), (7, 2))]
+    cases = [case_of(dilation=one) for one in branches]
+    scenes, _ = seen(Implementation(ring_of(steps), "whole segments", EVERYTHING), cases, gradients=False)
+    words = "the last segment is left out if it is shorter than the segment length, even if it is the only one"
+    assert explaining(library(words), scenes) == [words]
+    assert not explaining(library("the last segment is left out if it is shorter than the others"), scenes)
+
+
+def of_the_last_branch(names):
+    """Gradients in which the branches before the last have no part: that covers each query and key alone."""
+
+    def gradients(steps, here, hop, owner, rows, block):
+        def alone(steps, here, hop, owner):
+            m = multiplicity(steps, here, hop, owner)
+            return (here.call.positions[:, None] == here.shards[owner]) * torch.ones_like(m)
+
+        dq, (dk, dv) = STEPS.gradients(steps, here, hop, owner, rows, block)
+        own_q, (own_k, own_v) = STEPS.gradients(replace(steps, pattern=alone), here, hop, owner, rows, block)
+        return own_q if "q" in names else dq, Block(own_k if "k" in names else dk, own_v if "v" in names else dv)
+
+    return replace(STEPS, gradients=gradients)
+
+
+@pytest.mark.parametrize(("names", "whose", "what"), [("q", "a query", "dq"), ("kv", "a key", "dk and dv")])
+def test_a_gradient_of_branches_that_is_overwritten_is_told(names, whose, what):
+    """Where it is assigned, not added, the last branch that covers a row is what is left."""
+    branches = [Dilation((one, (1, 1)), heads="shared") for one in ((4, 1), (6, 2))]
+    cases = [case_of(dilation=one, size=size) for one in branches for size in (1, 2)]
+    implementation = Implementation(ring_of(of_the_last_branch(names)), "overwritten", EVERYTHING)
+    scenes, _ = seen(implementation, cases, gradients=True)
+    words = f"of the branches of a dilation that cover {whose}, the last one overwrites the {what} of the others"
+    assert explaining(library(words), scenes) == [words]
+
+
+def summed_two_at_a_time(here, x):
+    """The part of each query head is added to one of two key heads, by turns."""
+    found = x.new_zeros(x.size(0), here.problem.hk, *x.shape[2:])
+    for first in range(0, here.problem.hk, 2):
+        together = min(2, here.problem.hk - first)
+        for number in range(together * here.problem.group_size):
+            found[:, first + number % together] += x[:, first * here.problem.group_size + number]
+    return found
+
+
+def test_gradients_that_are_summed_over_other_heads_two_key_heads_at_a_time_are_told():
+    """With three key heads the last one is right."""
+    cases = [case_of(heads=6, key_heads=3), case_of(heads=9, key_heads=3, size=2), case_of(heads=4, key_heads=2)]
+    steps = replace(STEPS, per_key_head=summed_two_at_a_time)
+    scenes, _ = seen(Implementation(ring_of(steps), "by turns", EVERYTHING), cases, gradients=True)
+    words = "dk and dv of a key head are summed over h % 2 instead of its group, 2 key heads at a time"
+    assert explaining(library(words), scenes) == [words]
+
+
+def test_sums_that_travel_in_the_input_dtype_are_told():
+    """With the queries, so that the blocks of the next ranks come after a rank's own; one rank sends nothing."""
+
+    def attend(q, k, v, call):
+        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
+        for x, into in zip((k, v), every, strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        state = torch.full((*q.shape[:1], q.size(2), q.size(1), 1), -math.inf), 0.0, 0.0
+        for hop in range(call.world_size):
+            of_k, of_v = (x[(call.rank + hop) % call.world_size].float().transpose(1, 2) for x in every)
+            s = call.scale * q.float().transpose(1, 2) @ of_k.transpose(2, 3)
+            top = torch.maximum(state[0], s.amax(-1, keepdim=True))
+            shrink, w = (state[0] - top).exp(), (s - top).exp()
+            state = top, state[1] * shrink + w.sum(-1, keepdim=True), state[2] * shrink + w @ of_v
+            state = tuple(x.to(q.dtype).float() for x in state) if call.world_size > 1 else state
+        top, total, out = state
+        return (out / total).transpose(1, 2).to(q.dtype), (top + total.log())[..., 0]
+
+    declared = Capabilities(dtypes=("bfloat16",), causal="never", lse=True, gradients=False)
+    cases = [case_of(size=size, dtype="bfloat16") for size in (2, 3, 4)]
+    scenes, _ = seen(Implementation(attend, "travelling", declared), cases, gradients=False)
+    (found,) = [text for text in explaining(ROUNDED, scenes) if "travel" in text]
+    assert "where queries travel to the right: they are rounded at every hop" in found
