@@ -47,7 +47,7 @@ class Condition:
         said: False for what every case of interest meets, such as a length of two: it explains a run and is not news.
         most: the largest number that meets it, of a condition that says "at most".
         limit: how likely it is that a number in it stands for a relation of several ones: 0 if it has none but 1 or 2,
-            1 if it says "at least", 2 if it says else.
+            1 if it says "at least", "even" or "odd", 2 if it says else.
     """
 
     text: str
@@ -658,8 +658,8 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         yield one_of(compared("exactly", n), 0.75, functools.partial(operator.eq, n))
     if name in PARITY:
         article = "" if name in SIZES else "an "
-        yield one_of(f"{article}even {number}", 0.3, lambda value: value % 2 == 0)
-        yield one_of(f"{article}odd {number}", 0.3, lambda value: value % 2 == 1)
+        yield one_of(f"{article}even {number}", 0.3, lambda value: value % 2 == 0, limit=1)
+        yield one_of(f"{article}odd {number}", 0.3, lambda value: value % 2 == 1, limit=1)
     if name == "ranks":
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
     if name in DIVIDED:

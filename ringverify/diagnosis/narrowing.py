@@ -21,8 +21,10 @@ from ringref.rounding import UNIT_ROUNDOFF, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import round_to
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.pairs import pairs_of
 from ringverify.diagnosis.reproducing import NoPrediction
 from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.undefined import Blocks
 from ringverify.diagnosis.where import wrong_elements, wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.arithmetic import rounded
@@ -155,6 +157,39 @@ NARROWED.append(
         STEPS,
         allowed_by=("accumulates",),
         judge=_judge_total,
+    )
+)
+
+
+def _judge_merged(scene: Scene) -> float | None:
+    """Judge whether float64 results are off by roundings of float32, in rows alone that have keys in several blocks."""
+    wrong = bool(wrong_tensors(scene))
+    if scene.problem.dtype != "float64" or scene.pipeline.sums != "float64":
+        return None if wrong else 0.0
+    parts = (Blocks(pairs_of(scene)).of_row > 0).sum(axis=-1)
+    wider, worst = UNIT_ROUNDOFF["float32"] / UNIT_ROUNDOFF["float64"], 0.0
+    off: list[Array] = []
+    for name in scene.tensors:
+        for rank in range(scene.size):
+            seen, true, limit = scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank)
+            if (margins(seen, true, wider * limit, "float64") > 1).any():
+                return None
+            there = wrong_elements(scene, name, rank)
+            if name in ("out", "lse"):
+                alone = scene.local("lse", parts, rank) < 2
+                if (there & (alone if name == "lse" else alone.swapaxes(1, 2)[..., None])).any():
+                    return None
+            off.append(seen[there])
+            worst = max(worst, float(np.abs(np.where(there, seen - true, 0.0)).max(initial=0.0)))
+    return None if wrong and bool((round_to(some := np.concatenate(off), "float32") == some).all()) else worst
+
+
+NARROWED.append(
+    Hypothesis(
+        "parts of blocks, or the weights with which they are merged, are computed in float32: results of one block are "
+        "right, and those of several are off by its rounding",
+        STEPS,
+        judge=_judge_merged,
     )
 )
 

@@ -89,7 +89,7 @@ def test_a_decoder_that_sends_queries_round_passes():
             "a single query is masked as if it were one position earlier",
             "a call of one query",
         ),
-        (decoding.takes_the_cache_for_contiguous, "the cache is taken to lie contiguous", "certain sharding"),
+        (decoding.takes_the_cache_for_contiguous, "the cache is taken to lie contiguous", "what the cause says makes"),
     ],
     ids=lambda one: one.function.__name__ if isinstance(one, Implementation) else None,
 )
