@@ -14,6 +14,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Runner
 from ringverify.diagnosis import adding, carrying, crossing, reading, sink_gradients, undefined
+from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.diagnose import _in_shape, diagnose
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.fitting import in_some_places
@@ -1870,3 +1871,12 @@ def test_sums_that_travel_in_the_input_dtype_are_told():
     scenes, _ = seen(Implementation(attend, "travelling", declared), cases, gradients=False)
     (found,) = [text for text in explaining(ROUNDED, scenes) if "travel" in text]
     assert "where queries travel to the right: they are rounded at every hop" in found
+
+
+def test_a_fault_that_does_not_visit_every_block_is_limited_to_none_of_them():
+    """What it would contribute to the others is not known."""
+    steps = replace(STEPS, times_in_part=lambda here, hop, owner: (2, 2))
+    scenes, _ = seen(Implementation(ring_of(steps), "twice", EVERYTHING), [case_of(query_length=1)], gradients=True)
+    fewer = [one for one in HYPOTHESES if one.when == "backward" and "hops" in one.steps.changed]
+    assert fewer
+    assert not list(in_some_places(fewer, scenes[0]))
