@@ -120,8 +120,8 @@ class Limitable:
 
     def may_fit(self, chosen: Collection[tuple[int, int]]) -> bool:
         """Whether the fault may be that of these blocks, by rank and hop."""
-        if self.wrong is None or not self.wrong.keys() >= set(chosen):  # it may not visit every block
-            return False
+        if self.wrong is None or not self.wrong.keys() >= self.right.keys() & set(chosen):
+            return False  # it does not visit every block
         every = {place: (self.wrong if place in chosen else self.right)[place] for place in self.right}
         size = self.scene.size
 

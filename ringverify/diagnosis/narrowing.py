@@ -161,37 +161,55 @@ NARROWED.append(
 )
 
 
-def _judge_merged(scene: Scene) -> float | None:
-    """Judge whether float64 results are off by roundings of float32, in rows alone that have keys in several blocks."""
-    wrong = bool(wrong_tensors(scene))
-    if scene.problem.dtype != "float64" or scene.pipeline.sums != "float64":
-        return None if wrong else 0.0
-    parts = (Blocks(pairs_of(scene)).of_row > 0).sum(axis=-1)
-    wider, worst = UNIT_ROUNDOFF["float32"] / UNIT_ROUNDOFF["float64"], 0.0
-    off: list[Array] = []
-    for name in scene.tensors:
-        for rank in range(scene.size):
-            seen, true, limit = scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank)
-            if (margins(seen, true, wider * limit, "float64") > 1).any():
-                return None
-            there = wrong_elements(scene, name, rank)
-            if name in ("out", "lse"):
-                alone = scene.local("lse", parts, rank) < 2
-                if (there & (alone if name == "lse" else alone.swapaxes(1, 2)[..., None])).any():
+def _judge_in_float32(concerned: Callable[[Scene], Array]) -> Callable[[Scene], float | None]:
+    """Judge whether float64 results are off by roundings of float32, out and lse in some rows alone, `(B, H, Nq)`."""
+
+    def judge(scene: Scene) -> float | None:
+        wrong = bool(wrong_tensors(scene))
+        if scene.problem.dtype != "float64" or scene.pipeline.sums != "float64":
+            return None if wrong else 0.0
+        rows = concerned(scene)
+        wider, worst = UNIT_ROUNDOFF["float32"] / UNIT_ROUNDOFF["float64"], 0.0
+        off: list[Array] = []
+        for name in scene.tensors:
+            for rank in range(scene.size):
+                seen, true, limit = scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank)
+                if (margins(seen, true, wider * limit, "float64") > 1).any():
                     return None
-            off.append(seen[there])
-            worst = max(worst, float(np.abs(np.where(there, seen - true, 0.0)).max(initial=0.0)))
-    return None if wrong and bool((round_to(some := np.concatenate(off), "float32") == some).all()) else worst
+                there = wrong_elements(scene, name, rank)
+                if name in ("out", "lse"):
+                    right = scene.local("lse", rows, rank) == 0
+                    if (there & (right if name == "lse" else right.swapaxes(1, 2)[..., None])).any():
+                        return None
+                off.append(seen[there])
+                worst = max(worst, float(np.abs(np.where(there, seen - true, 0.0)).max(initial=0.0)))
+        return None if wrong and bool((round_to(some := np.concatenate(off), "float32") == some).all()) else worst
+
+    return judge
 
 
-NARROWED.append(
+def _of_several_blocks(scene: Scene) -> Array:
+    several: Array = ((Blocks(pairs_of(scene)).of_row > 0).sum(axis=-1) > 1).astype(float)
+    return several
+
+
+def _of_a_softcap(scene: Scene) -> Array:
+    return np.full(scene.truth.lse.shape, float(scene.problem.softcap is not None))
+
+
+NARROWED += [
     Hypothesis(
         "parts of blocks, or the weights with which they are merged, are computed in float32: results of one block are "
         "right, and those of several are off by its rounding",
         STEPS,
-        judge=_judge_merged,
-    )
-)
+        judge=_judge_in_float32(_of_several_blocks),
+    ),
+    Hypothesis(
+        "the softcap is computed in float32: without one results are right, and with one they are off by its rounding",
+        STEPS,
+        judge=_judge_in_float32(_of_a_softcap),
+    ),
+]
 
 
 # -- rounding once more than declared ----------------------------------------------------------------------------------

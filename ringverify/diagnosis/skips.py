@@ -98,6 +98,32 @@ def _hidden_at(end: str, tile: int, of_all: bool, pairs: Pairs, at: Ends) -> Mas
     return hidden[None, None]
 
 
+def _tile_before_window(tile: int, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether the last key of a tile of a shard lies before the window of the rank's first query.
+
+    That is right where positions ascend in a shard, as they need not in pages.
+    """
+    left, keys = (pairs.problem.window or (None,))[0], pairs.keys
+    if left is None:
+        return None
+    last = np.minimum(keys.place // tile * tile + tile, keys.count) - 1
+    found: Mask = keys.at(keys.rank, last) < at.queries["first"] - left
+    return found
+
+
+def _hidden_in_first(tile: int, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether no query of the rank attends a key of a tile of a shard in the first batch entry."""
+    keys = pairs.keys
+    hidden = np.zeros(pairs.true.shape[2:], dtype=bool)
+    for queries in pairs.queries.shards:
+        attended: Mask = np.any(pairs.true[0][:, queries], axis=(0, 1))
+        for held in keys.shards:
+            for begin in range(0, len(held), tile):
+                here = held[begin : begin + tile]
+                hidden[np.ix_(queries, here)] = not attended[here].any()
+    return hidden[None, None] if pairs.problem.batch > 1 else None
+
+
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -186,6 +212,11 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         says = f"a block is skipped in all if it holds no key to attend in one {one}"
         yield says, functools.partial(_empty_for_one, axis)
     for tile in TILES:
+        whose = f"a tile of {tile} keys of a shard is skipped"
+        says = f"{whose} if its last one lies before the window of the rank's first query"
+        yield says, functools.partial(_tile_before_window, tile)
+        says = f"{whose} in all batch entries if in the first no query of the rank attends it"
+        yield says, functools.partial(_hidden_in_first, tile)
         for end, (whose, of_all) in product(ENDS, {" of the rank": False, "": True}.items()):
             says = f"a tile of {tile} keys of a shard is skipped if no query{whose} attends its {end} key"
             yield says, functools.partial(_hidden_at, end, tile, of_all)

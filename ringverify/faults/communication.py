@@ -452,6 +452,9 @@ HOPS: dict[str, Callable[[int, int], int]] = {
     ),
     "that of the last hop that was in the same of two buffers": lambda hop, size: hop + (size - 1 - hop) // 2 * 2,
     "from hop 1 on that of the last hop": lambda hop, size: hop and size - 1,
+    "the rank's own was one of two buffers, and its place on the way is taken by the last one received into it": (
+        lambda hop, size: (hop + (size - 1) // 2 * 2) % size
+    ),
 }
 """Whose keys or values are used in place of those of a hop."""
 

@@ -260,6 +260,9 @@ PARTS: dict[str, Times] = {
         hop == here.size - 1 or here.replicated
     ),
     "lack the parts of rank 0": lambda here, hop, owner: here.rank > 0 or owner == 0,
+    "have, beside the rank's own part, that of the last other rank alone": lambda here, hop, owner: (
+        owner == here.rank or here.rank == here.size - 1 - (owner == here.size - 1)
+    ),
 }
 
 

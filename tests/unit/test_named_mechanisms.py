@@ -519,6 +519,14 @@ def first_of_each(steps, here, hop, owner, *, tile):
     return found
 
 
+def of_the_first_entry(steps, here, hop, owner):
+    """No tile of 3 keys of which the first batch entry attends nothing."""
+    found = multiplicity(steps, here, hop, owner)
+    for begin in range(0, found.size(-1), 3):
+        found[..., begin : begin + 3] *= bool(found[0, ..., begin : begin + 3].any())
+    return found
+
+
 def for_all_entries(steps, here, hop, owner):
     """No block of which a batch entry attends nothing."""
     found = multiplicity(steps, here, hop, owner)
@@ -754,6 +762,11 @@ READ = {
         replace(STEPS, pattern=functools.partial(first_of_each, tile=3)),
         [case_of(causal=True, window=(2, 0)), case_of(causal=True, window=(4, 0), query_length=15, size=2)],
         [case_of(causal=True), case_of()],
+    ),
+    "a tile of 3 keys of a shard is skipped in all batch entries if in the first no query of the rank attends it": (
+        replace(STEPS, pattern=of_the_first_entry),
+        [case_of(batch=2, key_lengths=(3, 12)), case_of(batch=2, key_lengths=(0, 14), query_length=14, size=2)],
+        [case_of(batch=2, key_lengths=(12, 5)), case_of(key_lengths=(5,))],
     ),
     "partial results are exchanged in rounds, with rank XOR 1, 2, 4, …: right only for 2, 4, 8, … ranks": (
         counting(lambda here, hop, owner: here.size != 3 or here.rank != 1 or owner < 2),
@@ -1531,6 +1544,13 @@ def of_a_shorter_ring(here, dq, dk, dv):
     return dq, *found
 
 
+def of_the_last_other(here, hop, owner):
+    """What other ranks add is kept by what they read, so that the last one's part is left."""
+    others = [rank for rank in range(here.size) if rank != owner]
+    counts = int(here.rank in (owner, *others[-1:]))
+    return counts, counts
+
+
 ZIGZAG = [case_of(sharding="zigzag", causal=True, size=size, query_length=4 * size) for size in (3, 2)]
 GRADIENTS = {
     "each rank that attends a block overwrites its dv: nothing is added up": (
@@ -1542,6 +1562,9 @@ GRADIENTS = {
     "dk and dv are sent one hop more than their block had come, which is home only after a whole round": (
         replace(STEPS, returned_gradients=of_a_shorter_ring),
         [case_of(causal=True, window=(2, 0)), case_of(causal=True, window=(1, 0), size=4)],
+    ),
+    "dk and dv have, beside the rank's own part, that of the last other rank alone": (
+        replace(STEPS, times_in_part=of_the_last_other), [case_of(), case_of(size=4), case_of(size=5, query_length=10)]
     ),
     "dk and dv are sent on by as many hops as their block had come, instead of home": (
         replace(STEPS, returned_gradients=of_two_ranks_further), [case_of(), case_of(size=4), case_of(causal=True)]
@@ -1880,3 +1903,70 @@ def test_a_fault_that_does_not_visit_every_block_is_limited_to_none_of_them():
     fewer = [one for one in HYPOTHESES if one.when == "backward" and "hops" in one.steps.changed]
     assert fewer
     assert not list(in_some_places(fewer, scenes[0]))
+
+
+def test_a_softcap_in_float32_is_told_where_everything_else_is_float64():
+    """And from parts of blocks that are: one rank is off too."""
+
+    def attend(q, k, v, call):
+        s, cap = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k), call.problem.softcap
+        s = s if cap is None else cap * (s / cap).float().tanh().double()
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+    cases = [case_of(size=1, dtype="float64", softcap=2.0), case_of(size=1, dtype="float64", softcap=5.0, seed=2)]
+    declared = replace(LOCAL, causal="never", softcap=True, gradients=False, dtypes=("float64",))
+    scenes, _ = seen(Implementation(attend, "cap", declared), cases, gradients=False)
+    (found,) = explaining(NARROWED, scenes)
+    assert found.startswith("the softcap is computed in float32")
+
+
+def test_a_merge_in_float32_is_told_where_everything_else_is_float64():
+    """On several ranks; one of them alone is right."""
+
+    def merge(one, other):
+        right = STEPS.merge(one, other)
+        return Partial(right.out.float().double() + 1e-9, right.lse)
+
+    cases = [case_of(size=size, dtype="float64") for size in (2, 3)]
+    merged = ring_of(replace(STEPS, merge=merge))
+    scenes, _ = seen(Implementation(merged, "merge", EVERYTHING), cases, gradients=False)
+    found = [text for text in explaining(NARROWED, scenes) if "float32" in text]
+    assert [text.split(",")[0] for text in found] == ["parts of blocks"]
+
+
+def test_tiles_of_pages_that_are_skipped_by_their_last_position_are_told():
+    """As if positions ascended: an earlier row of the tile is still in the window."""
+
+    def attend(q, k, v, call):
+        i, j = call.positions[:, None] + call.problem.diagonal, call.key_positions
+        oldest = i.min() - call.problem.window[0]
+        last = torch.arange(len(j)) // 3 * 3 + 2
+        late = j[last.clamp(max=len(j) - 1)] < oldest if len(j) else j < 0
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        s = s.masked_fill((j > i) | (j < i - call.problem.window[0]) | late, -math.inf)
+        lses = [torch.empty_like(s[..., 0]) for _ in range(call.world_size)]
+        dist.all_gather(lses, s.logsumexp(-1), group=call.group)
+        lse = torch.stack(lses).logsumexp(0)
+        out = torch.einsum("bhqk,bkhd->bqhd", (s - lse.clamp(min=-1e9)[..., None]).exp(), v)
+        dist.all_reduce(out, group=call.group)
+        return out, lse
+
+    declared = Capabilities(
+        query_sharding="replicated", key_sharding="pages", causal="always", lse=True, gradients=False, window=True,
+        incremental=True, cross_lengths=True,
+    )  # fmt: skip
+    cases = [
+        Case(
+            problem=Problem(query_length=queries, key_length=11, heads=2, head_dim=3, causal=True, window=(left, None)),
+            sharding="replicated/pages", world_size=len(table.pages), page_table=table, seed=1,
+        )
+        for queries, left in ((1, 2), (2, 4))
+        for table in (PageTable(1, ((9, 10, 1, 2, 8, 0, 3), (4, 5, 6, 7))), PageTable(2, ((5, 0, 4), (3, 2, 1))))
+    ]  # fmt: skip
+    scenes, probe = seen(Implementation(attend, "by the last", declared), cases, gradients=False)
+    scenes = [scene for scene in scenes if wrong_tensors(scene)]
+    assert len(scenes) > 1
+    found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
+    assert found[0] == (
+        "a tile of 3 keys of a shard is skipped if its last one lies before the window of the rank's first query"
+    )
