@@ -11,6 +11,7 @@ import numpy as np
 from ringverify.diagnosis.documents import bounds
 from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
+from ringverify.diagnosis.undefined import Blocks
 
 ENDS = ("first", "last")
 
@@ -124,6 +125,17 @@ def _hidden_in_first(tile: int, pairs: Pairs, at: Ends) -> Mask | None:
     return hidden[None, None] if pairs.problem.batch > 1 else None
 
 
+def _after_an_empty_hop(pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a block comes after one of which the rank attends nothing."""
+    if pairs.case.replicated:
+        return None
+    visited = Blocks(pairs).visited[0, 0] > 0
+    empty = ~np.take_along_axis(visited, (pairs.queries.rank - np.arange(pairs.size)) % pairs.size, axis=1)
+    past = np.cumsum(empty, axis=1) > empty
+    found: Mask = np.take_along_axis(past, np.broadcast_to(pairs.hop, pairs.true.shape[2:]), axis=1)
+    return found[None, None]
+
+
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -207,6 +219,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
     )
     yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
     yield "a block is skipped if its last key is padding", _padded_at_its_end
+    yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
     for axis, one in enumerate(("batch entry", "head")):
         says = f"a block is skipped in all if it holds no key to attend in one {one}"

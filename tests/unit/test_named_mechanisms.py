@@ -527,6 +527,12 @@ def of_the_first_entry(steps, here, hop, owner):
     return found
 
 
+def before_an_empty_hop(steps, here, hop, owner):
+    """Nothing once a block had nothing."""
+    earlier = [multiplicity(steps, here, h, (here.rank - h) % here.size) for h in range(hop)]
+    return multiplicity(steps, here, hop, owner) * all(bool(m.any()) for m in earlier)
+
+
 def for_all_entries(steps, here, hop, owner):
     """No block of which a batch entry attends nothing."""
     found = multiplicity(steps, here, hop, owner)
@@ -762,6 +768,11 @@ READ = {
         replace(STEPS, pattern=functools.partial(first_of_each, tile=3)),
         [case_of(causal=True, window=(2, 0)), case_of(causal=True, window=(4, 0), query_length=15, size=2)],
         [case_of(causal=True), case_of()],
+    ),
+    "a block is skipped if it comes after one of which the rank attends nothing, hop by hop": (
+        replace(STEPS, pattern=before_an_empty_hop),
+        [case_of(window=(0, 2)), case_of(query_length=2), case_of(documents=(0, 2, 9, 12), size=4)],
+        [case_of(), case_of(causal=True), case_of(window=(3, 0))],
     ),
     "a tile of 3 keys of a shard is skipped in all batch entries if in the first no query of the rank attends it": (
         replace(STEPS, pattern=of_the_first_entry),
