@@ -111,7 +111,7 @@ def when_it_fails(
     there = runner.for_another_property()
     there = there if there.world.name == "external" else there.within(HANGING)
     finding, wrong = violation.finding, dict[Case, frozenset[int]]()
-    gradients = finding is not None and any(tensor in GRADIENTS for tensor in finding.tensors)
+    gradients = _of_gradients(violation)
     tensors = () if finding is None else _alike(finding.tensors)
 
     def plain(other: Case) -> Judgement:
@@ -182,11 +182,15 @@ def when_it_fails(
 
 def held_against_cause(runner: Runner, violation: Violation, needs: Needs, cause: Hypothesis) -> Needs:
     """Return when a case fails, held against its cause: see `ringverify.diagnosis.foretelling`."""
-    finding = violation.finding
-    gradients = finding is not None and any(tensor in GRADIENTS for tensor in finding.tensors)
+    gradients = _of_gradients(violation)
     seconds = CAUSE_SECONDS * (1 + gradients)
     left = WorkLimit(seconds, lambda: runner.world.processes, wall=WALL * seconds).left
     return held_against(needs, cause, runner.capabilities, gradients=gradients, left=left)
+
+
+def _of_gradients(violation: Violation) -> bool:
+    """Whether gradients are wrong."""
+    return violation.finding is not None and not set(GRADIENTS).isdisjoint(violation.finding.tensors)
 
 
 def _alike(tensors: Sequence[TensorName]) -> tuple[TensorName, ...]:

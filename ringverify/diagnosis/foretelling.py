@@ -112,7 +112,7 @@ class Foretelling:
             return RankResult(out, lse, dq, dk, dv, "" if lse is None else "float32", (), {}, 0.0)
 
         found = Scene(case, self.capabilities, Observation(tuple(map(of, range(case.world_size))), None))
-        found.__dict__["truth"] = unseen.truth
+        found.__dict__["truth"] = unseen.truth  # the oracle's answer is computed once
         return found
 
     def agrees(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> bool:
@@ -121,7 +121,7 @@ class Foretelling:
         in_time = (case for number, case in enumerate(checked) if number < FEWEST or left() > soon)
         told = [(runs[case], found) for case in in_time if (found := self(case)) is not None]
         missed = sum(failed and not found for failed, found in told)
-        return not missed and 20 * sum(found and not failed for failed, found in told) <= len(told)
+        return bool(told) and not missed and 20 * sum(found and not failed for failed, found in told) <= len(told)
 
 
 def held_against(

@@ -329,6 +329,7 @@ _ROUNDING += [
     ),
 ]
 ONWARD = "the rank's own, the next rank's, and so on"
+"""The order in which queries that travel to the right come by the blocks."""
 
 
 def _sent_on(here: Here, x: torch.Tensor) -> torch.Tensor:
@@ -343,10 +344,7 @@ _ROUNDING += [
         ("accumulates",),
     )
     for where, steps in (
-        (
-            ", where queries travel to the right",
-            in_order(_TRAVELLING, ORDERS["the rank's own, the next rank's, and so on"]),
-        ),
+        (", where queries travel to the right", in_order(_TRAVELLING, ORDERS[ONWARD])),
         ("", _TRAVELLING),
     )
 ]

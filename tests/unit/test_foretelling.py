@@ -80,3 +80,12 @@ def test_a_cause_that_does_not_foretell_the_runs_says_nothing():
     other = named("lse has the wrong sign")
     assert held_against(found, other, DECLARED, gradients=False, left=lambda: 60.0) is found
     assert held_against(found, cause, DECLARED, gradients=False, left=lambda: 60.0) is not found
+
+
+def test_a_cause_of_another_sharding_than_that_of_all_runs_says_nothing():
+    """It foretells none of them: that it contradicts none proves nothing."""
+    cause = named("window uses local indices")
+    found, foretells = planted(cause, {"query_length": 4, "window": (1, None)})
+    elsewhere = dataclasses.replace(foretells, failing=foretells.failing.replace(sharding="striped"))
+    assert foretells.agrees(found.exploration.seen, lambda: 60.0)
+    assert not elsewhere.agrees(found.exploration.seen, lambda: 60.0)

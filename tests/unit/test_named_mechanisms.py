@@ -1085,6 +1085,16 @@ def test_padding_of_all_keys_is_read_of_the_log_sum_exp(causal_too, says):
     assert f"all keys are padded to whole tiles of 4, and the padding counts as keys of 0{says}" in found
 
 
+def of_all_ranks(s, v, call):
+    """Out and lse of queries that every rank has, of the scores of its own keys."""
+    lses = [torch.empty_like(s[..., 0]) for _ in range(call.world_size)]
+    dist.all_gather(lses, s.logsumexp(-1), group=call.group)
+    lse = torch.stack(lses).logsumexp(0)
+    out = torch.einsum("bhqk,bkhd->bqhd", (s - lse.clamp(min=-1e9)[..., None]).exp(), v)
+    dist.all_reduce(out, group=call.group)
+    return out, lse
+
+
 def test_pages_that_are_all_taken_for_full_are_told():
     """A page that is short, or not yet in use, comes before another one in the list of its rank."""
 
@@ -1094,12 +1104,7 @@ def test_pages_that_are_all_taken_for_full_are_told():
         i = call.positions[:, None] + call.problem.diagonal
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
         s = s.masked_fill(j[None] > i, -math.inf)
-        lses = [torch.empty_like(s[..., 0]) for _ in range(call.world_size)]
-        dist.all_gather(lses, s.logsumexp(-1), group=call.group)
-        lse = torch.stack(lses).logsumexp(0)
-        out = torch.einsum("bhqk,bkhd->bqhd", (s - lse.clamp(min=-1e9)[..., None]).exp(), v)
-        dist.all_reduce(out, group=call.group)
-        return out, lse
+        return of_all_ranks(s, v, call)
 
     declared = Capabilities(
         query_sharding="replicated", key_sharding="pages", causal="always", lse=True, gradients=False,
@@ -1938,9 +1943,10 @@ def test_a_merge_in_float32_is_told_where_everything_else_is_float64():
         right = STEPS.merge(one, other)
         return Partial(right.out.float().double() + 1e-9, right.lse)
 
-    cases = [case_of(size=size, dtype="float64") for size in (2, 3)]
+    cases = [case_of(size=size, dtype="float64") for size in (1, 2, 3)]
     merged = ring_of(replace(STEPS, merge=merge))
-    scenes, _ = seen(Implementation(merged, "merge", EVERYTHING), cases, gradients=False)
+    (alone, *scenes), _ = seen(Implementation(merged, "merge", EVERYTHING), cases, gradients=False)
+    assert not wrong_tensors(alone)
     found = [text for text in explaining(NARROWED, scenes) if "float32" in text]
     assert [text.split(",")[0] for text in found] == ["parts of blocks"]
 
@@ -1955,12 +1961,7 @@ def test_tiles_of_pages_that_are_skipped_by_their_last_position_are_told():
         late = j[last.clamp(max=len(j) - 1)] < oldest if len(j) else j < 0
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
         s = s.masked_fill((j > i) | (j < i - call.problem.window[0]) | late, -math.inf)
-        lses = [torch.empty_like(s[..., 0]) for _ in range(call.world_size)]
-        dist.all_gather(lses, s.logsumexp(-1), group=call.group)
-        lse = torch.stack(lses).logsumexp(0)
-        out = torch.einsum("bhqk,bkhd->bqhd", (s - lse.clamp(min=-1e9)[..., None]).exp(), v)
-        dist.all_reduce(out, group=call.group)
-        return out, lse
+        return of_all_ranks(s, v, call)
 
     declared = Capabilities(
         query_sharding="replicated", key_sharding="pages", causal="always", lse=True, gradients=False, window=True,
