@@ -63,7 +63,7 @@ def repeated(told: Sequence[ToldFailure], property: Property, found: Found, runn
         return None
     for earlier in told:
         shown = earlier.shown
-        if not _steady(shown) or shown.violation.kind == "deadline":
+        if not _steady(shown) or shown.violation.kind == "deadline" or not _end_alike(shown.violation, violation):
             continue
         plain = _plain(earlier, property, found.case, runner, runner)
         if plain is None or not _accounts_for(shown, violation, plain, runner):
@@ -93,6 +93,11 @@ def _again(
         needs=earlier.shown.needs,
         same_as=earlier.story(),
     )
+
+
+def _end_alike(one: Violation, other: Violation) -> bool:
+    """Return whether both runs returned results, or neither: an exception and a wrong number are two things to mend."""
+    return (one.failure is None) == (other.failure is None)
 
 
 def _accounts_for(shown: Counterexample, violation: Violation, case: Case, runner: Runner) -> bool:
@@ -186,11 +191,13 @@ def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property
     causes, others = one.diagnosis.causes, other.diagnosis.causes
     if any(cause is another for cause in causes for another in others):
         return True
+    if not _end_alike(one.violation, other.violation):
+        return False
     reasons = one.violation.reason, other.violation.reason
     if not (_steady(one) and _steady(other)) or "deadline" in (one.violation.kind, other.violation.kind):
         return not (causes and others) and reasons[0] == reasons[1] and _steady(one) == _steady(other)
     first, second = runner_for(earlier.property), runner_for(new.property)
-    if causes and other.violation.failure is None and _explains(causes, other.case, second):
+    if causes and _explains(causes, other.case, second):
         return True
     if (causes and others) or _plain(earlier, new.property, other.case, second, first) is None:
         return False

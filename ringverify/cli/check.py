@@ -102,6 +102,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])
     terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
+    bar = ProgressBar(console, quiet=options.quiet)
     events: list[Event] = []
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
@@ -122,11 +123,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if crew is not None and crew.name == "nccl":
             asked = dataclasses.replace(asked, device=device_for(options.device, options.world, on_gpus=True))
         if merges:
-            code = check_merges(merges, of_merges, asked, tell, ProgressBar(console))
+            code = check_merges(merges, of_merges, asked, tell, bar)
         elif long is not None:
-            code = check_scale(subjects, asked, long, tell, ProgressBar(console), crew)
+            code = check_scale(subjects, asked, long, tell, bar, crew)
         else:
-            code = check(subjects, properties, asked, tell, ProgressBar(console), crew)
+            code = check(subjects, properties, asked, tell, bar, crew)
     missing = outputs.write(results_of(events))[1]
     if writer is not None and writer.failure is not None:
         missing.append(writer.failure)

@@ -221,15 +221,19 @@ def counterexample_text(event: CounterexampleEvent, *, verbose: bool = False) ->
 
 
 class ProgressBar:
-    """A progress bar for the property under way; nothing at all where the console is not a terminal.
+    """A progress bar for the property under way. A log has none of it but a line for the first violation.
 
     Args:
         console: where to draw it.
         live: redraw it between steps too, which takes a little processor time throughout.
+        quiet: a log is told nothing at all.
     """
 
-    def __init__(self, console: Console, *, live: bool = True) -> None:
+    def __init__(self, console: Console, *, live: bool = True, quiet: bool = False) -> None:
         self._live = live
+        self._console = console
+        self._implementation = ""
+        self._told_of: str | None = "" if quiet else None
         self._progress = Progress(
             TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -246,6 +250,7 @@ class ProgressBar:
 
     def start(self, implementation: str, property: str, examples: int) -> None:
         """Show a bar of so many examples."""
+        self._implementation = implementation
         if self._progress.disable:
             return  # older versions of rich end even a bar that they never showed with an empty line
         self._progress.start()
@@ -262,10 +267,14 @@ class ProgressBar:
         self._describe(self._title if what is None else f"loading {what}")
 
     def found(self, violation: str) -> None:
-        """Show from now on that there is a violation, before all is known about it."""
+        """Show from now on that there is a violation, before all is known about it: in a log, of the first one."""
+        title = legible(f"{cut(violation, 100)}: making it smaller")
         if self._task is not None:
-            self._title = legible(f"{cut(violation, 100)}: making it smaller")
-            self._describe(self._title)
+            self._title = title
+            self._describe(title)
+        elif self._progress.disable and self._told_of not in ("", self._implementation):
+            self._told_of = self._implementation
+            self._console.print(Text(f"  {title}", "dim"), soft_wrap=True)
 
     def stop(self) -> None:
         """Remove the bar."""

@@ -100,6 +100,14 @@ def test_two_faults_are_two_stories(ringverify):
     assert outcome.out.count("        case ") == 2
 
 
+def test_an_exception_is_not_told_as_the_wrong_number_beside_it(ringverify):
+    """Though each of their cases shows both: to mend the one leaves the other."""
+    properties = "forward,overflow,gradients,dtypes"
+    outcome = ringverify.check(miniature("careless:wrong_and_unfinished"), "--only", properties, *FEW, "--jobs", "1")
+    told = {event["property"]: event["same_as"] for event in outcome.told("counterexample")}
+    assert told == {"forward": None, "gradients": None, "overflow": "gradients", "dtypes": "gradients"}
+
+
 def test_a_cached_group_is_told_to_declare_processes(ringverify):
     """And the run goes on to a verdict: the group of an earlier run ends no run of the tool."""
     outcome = ringverify.check(miniature("careless:cached"), "--only", "forward", *FEW)

@@ -119,6 +119,26 @@ def twice_wrong(q, k, v, call: AttentionCall):
     return out * 2 if call.causal else out
 
 
+class Unfinished(torch.autograd.Function):
+    """The identity, whose backward nobody has written yet."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return it."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Raise."""
+        raise NotImplementedError("no backward yet")
+
+
+@implementation(name="wrong and unfinished")
+def wrong_and_unfinished(q, k, v, call: AttentionCall):
+    """Every output is doubled, and the backward pass raises."""
+    return 2 * attention(Unfinished.apply(q), k, v, call)
+
+
 @implementation(name="every second key", lse=True, lse_gradient=True, subgroups=True)
 def every_second_key(q, k, v, call: AttentionCall):
     """Every other key has a score that is lower by a quarter."""

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from ringverify.reports.terminal import ProgressBar
@@ -37,3 +38,17 @@ def test_a_bar_shows_a_violation_while_it_is_made_smaller():
     bar.found("forward: out is wrong on rank 1")
     assert "forward: out is wrong on rank 1: making it smaller" in stream.getvalue()
     bar.stop()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_log_has_a_line_for_the_first_violation_of_an_implementation(quiet):
+    """As soon as it is found; of the others nothing before all is known, and of none where verdicts alone are told."""
+    stream = io.StringIO()
+    bar = ProgressBar(Console(file=stream, force_terminal=False, width=80), quiet=quiet)
+    for implementation in ("one", "other"):
+        for property in ("forward", "lse"):
+            bar.start(implementation, property, 3)
+            bar.found(f"{property}: it is wrong in {implementation}")
+            bar.stop()
+    first = "  forward: it is wrong in one: making it smaller\n  forward: it is wrong in other: making it smaller\n"
+    assert stream.getvalue() == ("" if quiet else first)
