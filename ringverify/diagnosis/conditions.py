@@ -416,7 +416,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.case.memory != "contiguous"),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),
     "choice": ("at least 2 keys for a query", "length", 0.98, lambda one: one.attended.max(initial=0) > 1),
-    "differing": ("at least 2 keys for a query, with scores other than 0", "values+length", 1.05,
+    "differing": ("at least 2 keys for a query, with queries other than 0", "values+length", 1.05,
         lambda one: one.case.values != "zero_queries" and one.attended.max(initial=0) > 1),
     "large": ("large or dominating scores", "values", 1.0, lambda one: one.case.values in LARGE),
     "of_lse": ("a cotangent of lse", "cotangent", 1.0, lambda one: one.case.cotangent != "out"),

@@ -78,7 +78,8 @@ def of_state(fields: Sequence[str]) -> tuple[str, str]:
     if not names:
         needs = "an earlier call in the same process, with the same arguments"
         return needs, "what an earlier call leaves behind in the process changes the result of the same call"
+    other = f"other {names[0]}" if names[0].endswith("s") else f"another {names[0]}"
     return (
-        f"an earlier call in the same process that differs in the {names[0]} alone",
-        f"what an earlier call leaves behind in the process is used again though the {names[0]} is another one",
+        f"an earlier call in the same process with {other}",
+        f"what an earlier call with {other} leaves behind in the process is used again",
     )

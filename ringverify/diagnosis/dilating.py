@@ -42,6 +42,13 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _placed_in_shards,
         0.75,
     )
+    for text, longest in LOCAL.items():
+        yield Otherwise(
+            f"a branch of a dilation whose segments are no longer than {text} attends the rank's own keys alone: a "
+            "segment that reaches over the end of a shard loses the others",
+            functools.partial(_local, longest),
+            0.5,
+        )
     for up in (False, True):
         yield Otherwise(
             f"a segment is looked for on segment length // shard ranks{', rounded up,' if up else ''} from that of its "
@@ -51,6 +58,26 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         )
     for text, of in OFFSETS.items():
         yield Otherwise(f"the offset of head h in a dilation is {text}", functools.partial(_offset, of), 0.5)
+
+
+LOCAL: dict[str, Callable[[Pairs], Ints]] = {
+    "the shortest shard": lambda pairs: np.array(min(map(len, pairs.keys.shards))),
+    "the longest shard": lambda pairs: np.array(max(map(len, pairs.keys.shards))),
+    "the rank's shard": lambda pairs: np.array([len(held) for held in pairs.keys.shards])[pairs.rank],
+}
+"""Up to which length a segment may be taken to lie within a shard, in words."""
+
+
+def _local(longest: Callable[[Pairs], Ints], pairs: Pairs) -> Counts | None:
+    """Return counts without other ranks' keys in branches whose segments are no longer than that."""
+    p = pairs.problem
+    if p.dilation is None or pairs.case.replicated:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        total += branch(pairs, number, *plain) * ((w > longest(pairs)) | (pairs.rank == pairs.owner))
+    return rest * total
 
 
 def _segments(at: At, pairs: Pairs) -> Counts | None:

@@ -143,10 +143,11 @@ class Limitable:
         size = self.scene.size
         outs, lses = (np.stack([every[self.rank, hop][name] for hop in range(size)]) for name in ("out", "lse"))
         top = lses.max(axis=0)
-        w = np.exp(lses - np.where(np.isinf(top), 0.0, top))
-        total = w.sum(axis=0)
-        out = (w[..., None] * outs).sum(axis=0) / np.where(total == 0, 1.0, total)[..., None]
-        lse = np.where(np.isinf(top), 0.0, top) + np.log(total)
+        with np.errstate(all="ignore"):
+            w = np.exp(lses - np.where(np.isinf(top), 0.0, top))
+            total = w.sum(axis=0)
+            out = (w[..., None] * outs).sum(axis=0) / np.where(total == 0, 1.0, total)[..., None]
+            lse = np.where(np.isinf(top), 0.0, top) + np.log(total)
         return self._near("out", self.rank, out.swapaxes(1, 2)) and self._near("lse", self.rank, lse)
 
     def _near(self, name: TensorName, rank: int, predicted: Array) -> bool:

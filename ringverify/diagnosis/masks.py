@@ -24,11 +24,11 @@ from ringverify.diagnosis.documents import (
     one_end_ignored,
     together,
 )
+from ringverify.diagnosis.lengths import ways_to_take_lengths
 from ringverify.diagnosis.merges import ways_to_merge
 from ringverify.diagnosis.pairs import (
     CONSTRAINTS,
     NOT_COMPUTED,
-    SIDES,
     Ints,
     Mask,
     OneSide,
@@ -40,7 +40,6 @@ from ringverify.diagnosis.positions import (
     HELD,
     OWNERS,
     POSITIONS,
-    At,
     aligned,
     by_own_length,
     keys_at,
@@ -53,6 +52,7 @@ from ringverify.diagnosis.positions import (
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.skips import skipped, ways_to_leave_unmasked, ways_to_skip
 from ringverify.diagnosis.tiles import ways_to_bound, ways_to_pad, ways_to_split
+from ringverify.diagnosis.windows import ways_to_lay_windows
 
 BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
     "a later rank": lambda pairs, i, j: _by_sharding(pairs, i.p < 0, late(i, pairs), j.place < i.place),
@@ -110,17 +110,6 @@ def _as_block_of_the_world(number: str, pairs: Pairs) -> Counts | None:
     return None if pairs.case.group == "world" else _as_block(of, pairs)
 
 
-def _zero_is_none(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
-    """Return counts if these sides of a window are not bounded where they are 0."""
-    p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
-    if p.window is None:
-        return None
-    left, right = (None if side == 0 and end in ends else side for side, end in zip(p.window, SIDES, strict=True))
-    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in plain)
-    rest = pairs.counts(lambda name: None if name == "window" else plain)
-    return rest * pattern.window(i, j, left=left, right=right, diagonal=p.diagonal)
-
-
 def _wrapped(pairs: Pairs) -> Counts | None:
     """Return counts if the owner of a block that wrapped around the ring is a negative number, and so its positions."""
     plain = pairs.queries.p, pairs.keys.p
@@ -163,16 +152,7 @@ def _made() -> Iterator[Otherwise]:
     for text, of in BLOCKS.items():
         whose = f"the causal mask is made as if the block were that of {text}"
         yield Otherwise(whose, functools.partial(_as_block, of), 1)
-    for ends in (SIDES, SIDES[:1], SIDES[1:]):
-        says = f"a window that is 0 on the {' or on the '.join(ends)} is not bounded there"
-        yield Otherwise(says, functools.partial(_zero_is_none, ends), 0.25)
-    for ends in (SIDES, SIDES[:1], SIDES[1:]):
-        which = "both ends of the window are" if len(ends) > 1 else f"the {ends[0]} end of the window is"
-        yield Otherwise(
-            f"{which} laid in rows of a striped shard, at the distance divided by the number of ranks and rounded down",
-            functools.partial(_in_rows, ends),
-            0.5,
-        )
+    yield from ways_to_lay_windows()
     for number in ("hop", "owner"):
         says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"
         yield Otherwise(says, functools.partial(_as_block_of_the_world, number), 0.5)
@@ -198,10 +178,6 @@ def _made() -> Iterator[Otherwise]:
             yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
             yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
             yield Otherwise(f"{what} with keys at positions {text}", _at(None, keys, scope), cost)
-            if scope == "window":
-                for end in ("left", "right"):
-                    says = f"the {end} end of the window is laid with queries at positions {text}"
-                    yield Otherwise(says, functools.partial(_one_end, end, at), cost)
         says = f"{what} with keys at positions counted from the owner times the number of keys of the rank in hand"
         yield Otherwise(says, functools.partial(_in_a_ring, _at(None, by_own_length, scope)), cost)
         says = f"{what} with keys at positions of a rank's pages as if all of them were full"
@@ -259,21 +235,12 @@ def _made() -> Iterator[Otherwise]:
             by = "the longest of key_lengths" if longest else "key_lengths"
             says = f"the {what} {'are' if len(constraints) > 1 else 'is'} aligned to {by} instead of the number of keys"
             yield Otherwise(says, functools.partial(_aligned_to_lengths, constraints, longest), 0.5)
-    for up in (False, True):
-        says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
-        yield Otherwise(says, functools.partial(_share_of_lengths, up), 0.75)
     for packed, text in ((True, "row // heads of the group"), (False, "row mod queries")):
         says = f"the heads of a group are packed as rows, of which the mask takes {text} for the query"
         yield Otherwise(says, functools.partial(_packed, packed), 0.5)
     yield from ways_to_dilate()
-    yield Otherwise(
-        "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
-        "and the last keys are cut off",
-        lambda pairs: _gathered(pairs)[0],
-        0.5,
-        lambda pairs: _gathered(pairs)[1],
-    )
     yield from ways_to_pad()
+    yield from ways_to_take_lengths()
     others: dict[str, Callable[[int], Ints]] = {
         "first": lambda n: 0 * np.arange(n),
         "next": lambda n: (np.arange(n) + 1) % n,
@@ -300,16 +267,6 @@ def _level(constraints: tuple[str, ...], entered: bool, pairs: Pairs) -> Counts 
         return None
     level, plain = (level_with_the_last(pairs, entered=entered), pairs.keys.p), (pairs.queries.p, pairs.keys.p)
     return pairs.counts(lambda name: level if name in constraints else plain)
-
-
-def _share_of_lengths(up: bool, pairs: Pairs) -> Counts | None:
-    """Return counts if each rank's keys that are no padding are a whole share of the key length."""
-    if pairs.problem.key_lengths is None:
-        return None
-    lengths = np.array(pairs.problem.key_lengths)
-    each = (-(-lengths // pairs.size) if up else lengths // pairs.size)[:, None, None, None]
-    rest = pairs.counts(lambda name: None if name == "key_lengths" else (pairs.queries.p, pairs.keys.p))
-    return np.where(pairs.keys.place < each, rest, 0)
 
 
 def _packed(by_heads: bool, pairs: Pairs) -> Counts:
@@ -364,49 +321,6 @@ def _within(scope: str | None, pairs: Pairs) -> Counts | None:
         short = w <= pairs.queries.count
         total += np.where(short, branch(pairs, number, *own) * inside, branch(pairs, number, *plain))
     return rest * total
-
-
-def _in_rows(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
-    """Return counts if ends of a window are laid in rows of striped shards, their distance divided by the ranks."""
-    p = pairs.problem
-    if p.window is None or pairs.case.sharding != "striped":
-        return None
-    plain, rows = ((x.p for x in (pairs.queries, pairs.keys)), (x.place for x in (pairs.queries, pairs.keys)))
-    i, j, of_i, of_j = (np.broadcast_to(x, (p.nq, p.nk)) for x in (*plain, *rows))
-    found = pairs.counts(lambda name: None if name == "window" else (pairs.queries.p, pairs.keys.p))
-    for end, side in zip(SIDES, p.window, strict=True):
-        of_rows = end in ends and side is not None
-        sides = {one: None if one != end or side is None else side // pairs.size if of_rows else side for one in SIDES}
-        at, diagonal = ((of_i, of_j), p.diagonal // pairs.size) if of_rows else ((i, j), p.diagonal)
-        found = found * pattern.window(*at, left=sides["left"], right=sides["right"], diagonal=diagonal)
-    return found
-
-
-def _one_end(end: str, at: At, pairs: Pairs) -> Counts | None:
-    """Return counts with one end of the window laid with queries at other positions."""
-    p = pairs.problem
-    if p.window is None or p.window[end == "right"] is None:
-        return None
-    plain, other, (left, right) = pairs.queries.p, at(pairs, pairs.queries), p.window
-    j = np.broadcast_to(pairs.keys.p, (p.nq, p.nk))
-    of_left, of_right = (np.broadcast_to(other if end == one else plain, (p.nq, p.nk)) for one in ("left", "right"))
-    rest = pairs.counts(lambda name: None if name == "window" else (plain, pairs.keys.p))
-    inside = pattern.window(of_left, j, left=left, right=None, diagonal=p.diagonal)
-    return rest * inside * pattern.window(of_right, j, left=None, right=right, diagonal=p.diagonal)
-
-
-def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:
-    """Return counts of keys, and of zeros, if shards padded to the longest are joined and the first Nk rows taken."""
-    keys, counts = pairs.keys, np.zeros_like(pairs.true)
-    zeros = counts.sum(axis=-1)
-    longest = max(map(len, keys.shards))
-    for slot in range(keys.total):
-        rank, place = divmod(slot, longest)
-        if rank < len(keys.shards) and place < len(keys.shards[rank]):
-            counts[..., keys.shards[rank][place]] += pairs.true[..., slot]
-        else:
-            zeros += pairs.true[..., slot]
-    return counts, zeros
 
 
 MADE: tuple[Otherwise, ...] = tuple(_made())

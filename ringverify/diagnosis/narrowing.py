@@ -32,7 +32,7 @@ from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.merging import ORDERS, in_order, online
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.precision import summed_in_input_dtype
-from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.ring import STEPS, Steps, travel
 
 TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"))
 
@@ -328,6 +328,22 @@ _ROUNDING += [
         ("probabilities",),
     ),
 ]
+
+
+def _carried(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    total = Block(*(rounded(here, x) for x in part))
+    if carried is not None:
+        total = Block(*(rounded(here, a + b) for a, b in zip(carried, total, strict=True)))
+    return travel(steps, here, hop, owner, None, total)
+
+
+_ROUNDING.append(
+    (
+        "dk and dv travel in the input dtype: what each rank adds, and every sum, is rounded to it",
+        replace(STEPS, travel=_carried),
+        ("accumulates", "reduces"),
+    )
+)
 ONWARD = "the rank's own, the next rank's, and so on"
 """The order in which queries that travel to the right come by the blocks."""
 

@@ -137,8 +137,20 @@ ROWS: dict[str, Rearranged] = {
     **{f"the rows of each shard, {how}": functools.partial(_within_shards, of) for how, of in IN_SHARDS.items()},
     "each shard from row rank · its own length on, as if all were as long": _from_equal_shards,
 }
+
+
+def _between_teams(by: int, scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read the shards of the ranks of a team that comes after, by so many: a team's ranks share the key heads."""
+    return _between_ranks(lambda n: np.roll(np.arange(n), -by * _divisor(scene)), scene, x, of_keys)
+
+
+TEAM = "of as many ranks as divide ranks and key heads"
 WHOLE: dict[str, Rearranged] = {
     **{f"whole shards, {how}": functools.partial(_between_ranks, of) for how, of in ORDERS.items()},
+    **{
+        f"shards of whole teams {TEAM}, {how}": functools.partial(_between_teams, by)
+        for how, by in (("one team on", -1), ("one team back", 1))
+    },
     **{f"heads, {how}": functools.partial(_along, 2, of) for how, of in ORDERS.items()},
     **{f"batch elements, {how}": functools.partial(_along, 0, of) for how, of in ORDERS.items()},
 }

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.documents import bounds
+from ringverify.diagnosis.documents import apart, bounds
 from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
@@ -65,6 +65,16 @@ def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask |
         return None
     offsets = np.array(pairs.problem.documents)
     found: Mask = bounds(offsets, at.keys[key]) != bounds(offsets, at.queries[query])
+    return found
+
+
+def _of_document_beyond(key: str, query: str, later: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a key's document comes before a query's, or after it; what lies in none is before or after all."""
+    if pairs.problem.documents is None:
+        return None
+    offsets = np.array(pairs.problem.documents)
+    of_key, of_query = apart(offsets, at.keys[key]), apart(offsets, at.queries[query])
+    found: Mask = of_key > of_query if later else of_key < of_query
     return found
 
 
@@ -213,6 +223,12 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
             f"a block is skipped unless its {key} key's document is that of the rank's {query} query",
             functools.partial(_of_another_document, key, query),
         )
+        for order, beyond, right in (("an earlier", False, ("last", "first")), ("a later", True, ("first", "last"))):
+            if (key, query) != right:
+                yield (
+                    f"a block is skipped if its {key} key lies in {order} document than the rank's {query} query",
+                    functools.partial(_of_document_beyond, key, query, beyond),
+                )
     yield (
         "a block is skipped if its first key is the last in the window of the rank's last query",
         functools.partial(_after_window, "first", "last", True),

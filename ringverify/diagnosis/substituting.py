@@ -98,6 +98,16 @@ def _inner(scene: Scene) -> Intermediates:
     return scene.truth.intermediates
 
 
+def _behind_the_sink(scene: Scene) -> Array:
+    """Return lse less what the sink exceeds the largest score by; −inf in rows without keys."""
+    inner, sinks = _inner(scene), scene.inputs.sinks
+    if sinks is None:
+        return inner.lse
+    top = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
+    with np.errstate(invalid="ignore"):
+        return np.where(top > -np.inf, inner.lse - np.maximum(0.0, sinks[:, None] - top), -np.inf)
+
+
 LSES: dict[str, Callable[[Scene], Array]] = {
     "that of the scores before the softcap, and out is not": lambda scene: _summed(
         scene, _inner(scene).raw_scores, _inner(scene).m
@@ -110,6 +120,9 @@ LSES: dict[str, Callable[[Scene], Array]] = {
     ),
     "-inf in rows without keys, though there are sinks": lambda scene: np.where(
         (_inner(scene).m > 0).any(axis=-1), _inner(scene).lse, -np.inf
+    ),
+    "computed with the maximum of the scores, where the sum is shifted by the sink, which is larger": lambda scene: (
+        _behind_the_sink(scene)
     ),
     "that of each key once, where the mask counts some more often": lambda scene: _summed(
         scene, _inner(scene).scores, np.minimum(_inner(scene).m, 1)

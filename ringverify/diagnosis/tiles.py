@@ -8,7 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Otherwise, Pairs
+from ringverify.diagnosis.pairs import TILES, Ints, Mask, Otherwise, Pairs
+from ringverify.diagnosis.positions import late
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
 
@@ -19,15 +20,20 @@ Ends = Callable[[Pairs, str], "Ints | None"]
 WHOLE = 1 << 30
 """A tile that no shard is longer than."""
 
+PIECE = 0
+"""A tile that is a piece of a zigzag shard, and of other shards the whole."""
+
 
 def ways_to_bound() -> Iterator[Otherwise]:
     """Yield keys of tiles of queries that are bounded by one query of the tile, as a mask otherwise made."""
-    for tile, (by, ends) in product((WHOLE, *TILES), ENDS.items()):  # what is so of whole shards is not said of tiles
-        whose = f"{'a shard of queries' if tile == WHOLE else f'a tile of {tile} queries of a shard'} attends no key"
+    for tile, (by, ends) in product((WHOLE, PIECE, *TILES), ENDS.items()):  # of what is whole, nothing is said of tiles
+        named = {WHOLE: "a shard of queries", PIECE: "a piece of a zigzag shard of queries"}
+        whose = f"{named.get(tile, f'a tile of {tile} queries of a shard')} attends no key"
         for text, end, past in (
             (f"after {by.format('end')} of its first query", "last", False),
             (f"before {by.format('beginning')} of its last query", "first", False),
             (f"at {by.format('end')} of its last query, which is taken for one past it", "last", True),
+            (f"at {by.format('beginning')} of its first query, which is taken for one before it", "first", True),
         ):
             yield Otherwise(f"{whose} {text}", functools.partial(_bounded, tile, ends, end, past), 1 + 0.25 * past)
 
@@ -118,22 +124,29 @@ ENDS: dict[str, Ends] = {
 """What bounds the keys of a tile, in words with a place for which end it is."""
 
 
-def _of_tile(tile: int, queries: OneSide, *, last: bool) -> Ints:
+def _of_tile(tile: int, pairs: Pairs, *, last: bool) -> Ints:
     """Return the position of the last, or the first, query of the tile of each query, `(Nq,)`."""
-    place, count = queries.place[:, 0], queries.count[:, 0]
-    begins = place // tile * tile
-    return queries.at(queries.rank[:, 0], np.minimum(begins + tile, count) - 1 if last else begins)
+    queries = pairs.queries
+    place, count, rank = (x[:, 0] for x in (queries.place, queries.count, queries.rank))
+    if tile == PIECE:
+        after = late(queries, pairs)[:, 0] & (pairs.case.sharding == "zigzag")
+        early = count - np.bincount(rank, weights=after, minlength=pairs.size).astype(np.int64)[rank]
+        begins, ends = np.where(after, early, 0), np.where(after, count, early)
+    else:
+        begins = place // tile * tile
+        ends = np.minimum(begins + tile, count)
+    return queries.at(rank, ends - 1 if last else begins)
 
 
 def _bounded(tile: int, ends: Ends, end: str, past: bool, pairs: Pairs) -> Counts | None:
     """Return counts if a tile's keys end with its first query's last, or begin with its last query's first.
 
-    With `past`, they end one key before the last query's last.
+    With `past`, they end one key before the last query's last, or begin one after the first query's first.
     """
     if not pairs.queries.total or not pairs.present() or (found := ends(pairs, end)) is None:
         return None
-    bound = found[..., _of_tile(tile, pairs.queries, last=past or end == "first")][..., None]
-    outside: Mask = pairs.keys.p < bound if end == "first" else pairs.keys.p >= bound + (not past)
+    bound = found[..., _of_tile(tile, pairs, last=past == (end == "last"))][..., None]
+    outside: Mask = pairs.keys.p < bound + past if end == "first" else pairs.keys.p >= bound + (not past)
     return np.where(outside, 0, pairs.true)
 
 

@@ -259,6 +259,20 @@ FAULTS.add(
 )
 
 
+def _sent_again(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Leave the dk and dv that arrive where a hop is skipped, and send those of the hop before once more."""
+    if carried is not None and not bool(multiplicity(steps, here, hop, owner).any()):
+        part, carried = like(here.notes["sent"], here, owner), None
+    here.notes["sent"] = part if carried is None else steps.add_part(hop, carried, part)
+    return travel(steps, here, hop, owner, carried, part)
+
+
+FAULTS.cause(
+    "a rank that skips a hop does not take the dk and dv that arrive: it sends those of the hop before once more",
+    replace(STEPS, travel=_sent_again),
+)
+
+
 def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
     if hop + 1 < here.size or here.size == 1 or here.replicated:
         return travel(steps, here, hop, owner, carried, part)

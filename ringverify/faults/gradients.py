@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from ringref.sharding import pieces
 from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import permuted
 from ringverify.faults.fault import Faults
@@ -38,6 +39,64 @@ FAULTS.cause(
 )
 FAULTS.cause("delta counts twice in ds", replace(STEPS, delta=lambda dout, out, dlse: 2 * (dout * out).sum(-1) - dlse))
 FAULTS.cause("delta counts half in ds", replace(STEPS, delta=lambda dout, out, dlse: (dout * out).sum(-1) / 2 - dlse))
+
+
+Chunks = Callable[[Here], Tensor]
+"""The number of the chunk that each query of a rank is in, `(S,)`."""
+
+
+def _written_over(chunks: Chunks, names: str) -> Steps:
+    """Write what each chunk of queries adds to dk or dv over what the chunks before it have, in the keys it reads.
+
+    It reads all keys from the first of its first query's to the last of its last query's, as far as causal mask and
+    window bound them.
+    """
+
+    def last(here: Here, owner: int) -> Tensor:
+        """The last chunk that reads each key of a block, `(T,)`; −1 if none does."""
+        p, of, j = here.problem, chunks(here), here.shards[owner]
+        i, (left, right) = here.call.positions + p.diagonal, p.window or (None, None)
+        ends = [side for side in (right, 0 if p.causal else None) if side is not None]
+        found = torch.full_like(j, -1)
+        for chunk in sorted(set(of.tolist())):
+            here_i = i[of == chunk]
+            read = torch.ones_like(j, dtype=torch.bool) if left is None else j >= here_i.min() - left
+            found = torch.where(read & (j <= here_i.max() + min(ends)) if ends else read, chunk, found)
+        return found
+
+    def overwriting(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        kept = chunks(here)[:, None] == last(here, owner)
+        changed: dict[str, Any] = {}
+        if "k" in names:
+            changed["dk"] = lambda ds, q, scale, attended: steps.dk(ds * kept, q, scale, attended)
+        if "v" in names:
+            changed["dv"] = lambda p, dout, attended: steps.dv(p * kept, dout, attended)
+        return gradients(replace(steps, **changed), here, hop, owner, rows, block)
+
+    return replace(STEPS, gradients=overwriting)
+
+
+def _pieces(here: Here) -> Tensor:
+    """Number the pieces of a zigzag shard; another shard is one chunk."""
+    place = torch.arange(len(here.call.positions))
+    if here.call.sharding != "zigzag":
+        return 0 * place
+    return (place >= len(pieces(here.problem.nq, 2 * here.size)[here.rank])).long()
+
+
+for which, what in {"kv": "dk and dv", "k": "dk", "v": "dv"}.items():
+    FAULTS.cause(
+        f"zigzag: the {what} of a rank's later piece of queries are written over those of its earlier piece",
+        _written_over(_pieces, which),
+    )
+    for tile in range(2, 9):
+        FAULTS.cause(
+            f"the {what} of each tile of {tile} queries are written over those of the tile before",
+            _written_over(lambda here, tile=tile: torch.arange(len(here.call.positions)) // tile, which),  # type: ignore[misc]
+            tile=tile,
+        )
 
 
 def _not_normalised(*, dv: bool, ds: bool, whole: bool) -> Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -227,6 +228,90 @@ FAULTS.add(
     "out is the sum of the blocks' own softmaxes, without log-sum-exp weights",
     replace(STEPS, merge=lambda first, second: Partial(first.out + second.out, torch.logaddexp(first.lse, second.lse))),
 )
+
+
+def _against_the_merged(*, new: bool) -> Steps:
+    """Merge by sigmoids of the difference to the merged lse, which one part's own lse is taken for."""
+
+    def merge(a: Partial, b: Partial) -> Partial:
+        lse = torch.logaddexp(a.lse, b.lse)
+        difference = b.lse - lse if new else lse - a.lse
+        share = torch.where(difference == difference, torch.sigmoid(difference), 0.0)[..., None]
+        return Partial(a.out + share * (b.out - a.out), lse)
+
+    return replace(STEPS, merge=merge)
+
+
+FAULTS.cause(
+    "the new block's weight in the merge is sigmoid(its lse - merged lse): lse is updated before out, so that it "
+    "counts too little",
+    _against_the_merged(new=True),
+)
+FAULTS.cause(
+    "the earlier part's weight in the merge is sigmoid(its lse - merged lse): lse is updated before out",
+    _against_the_merged(new=False),
+)
+
+
+Merge = Callable[[Partial, Partial], Partial]
+
+OF_PARTS: dict[str, Merge] = {
+    "do not rescale the out that came before": lambda a, b: _unscaled(earlier=True, new=False).merge(a, b),
+    "do not weigh the new one's out": lambda a, b: _unscaled(earlier=False, new=True).merge(a, b),
+    "keep the larger of both log-sum-exps": merging(lse=torch.maximum).merge,
+    "keep the new one's lse": merging(lse=lambda a, b: b).merge,
+    "keep the earlier lse": merging(lse=lambda a, b: a).merge,
+    "weigh the new one by sigmoid(its lse - merged lse)": _against_the_merged(new=True).merge,
+    "exchange the weights": merging(crossed=True).merge,
+    "are plain averages": _halved,
+}
+"""What merges may do wrongly that are made of tiles of a block, in words."""
+TILES = range(2, 9)
+
+
+def _of_tiles(tile: int, merge: Merge) -> Steps:
+    """Merge tiles of so many keys of a block in this way; blocks are merged rightly."""
+
+    def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+        ends = [slice(at, at + tile) for at in range(0, s.size(-1), tile)]
+        found = [arithmetic.partial(s[..., some], m[..., some], v[..., some, :]) for some in ends]
+        return functools.reduce(merge, found) if found else arithmetic.partial(s, m, v)
+
+    return replace(STEPS, partial=partial)
+
+
+def _rescaled_in_tiles(tile: int, *, sums: bool, totals: bool) -> Steps:
+    """Keep sums over tiles of a block that are not normalised, and do not rescale all of them as the maximum grows."""
+
+    def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+        top = s.new_full(s.shape[:3], -math.inf)
+        out, total = s.new_zeros((*s.shape[:3], v.size(-1))), torch.zeros_like(top)
+        for at in range(0, s.size(-1), tile):
+            s_t, m_t, v_t = s[..., at : at + tile], m[..., at : at + tile], v[..., at : at + tile, :]
+            most = torch.maximum(top, s_t.masked_fill(m_t == 0, -math.inf).amax(dim=-1))
+            shift = torch.where(most == -math.inf, 0.0, most)
+            factor, w = torch.exp(top - shift), arithmetic.probabilities(s_t, m_t, shift)
+            out = (factor[..., None] if sums else 1) * out + arithmetic.weighted_sum(w, v_t, m_t > 0)
+            total, top = (factor if totals else 1) * total + w.sum(dim=-1), most
+        return Partial(out / torch.where(total == 0, 1.0, total)[..., None], top + total.log())
+
+    return replace(STEPS, partial=partial)
+
+
+for tile in TILES:
+    whose = f"tiles of {tile} keys of a block"
+    for says, merge in OF_PARTS.items():
+        FAULTS.cause(f"merges of {whose} {says}", _of_tiles(tile, merge), tile=tile)
+    for says, sums, totals in (
+        ("weighted values", False, True),
+        ("exponentials", True, False),
+        ("weighted values and of exponentials", False, False),
+    ):
+        FAULTS.cause(
+            f"the running sum of {says} over {whose} is not rescaled where the maximum grows",
+            _rescaled_in_tiles(tile, sums=sums, totals=totals),
+            tile=tile,
+        )
 
 
 def _average(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:

@@ -209,6 +209,24 @@ for together in (2, 3, 4):
     )
 
 
+def _dealt_in_turn(here: Here) -> Tensor:
+    """The key head that each query head meets if both are dealt out in turn to as many ranks as divide key heads."""
+    ranks, head = math.gcd(here.size, here.problem.hk), torch.arange(here.problem.heads)
+    return head // ranks // here.problem.group_size * ranks + head % ranks
+
+
+def _sum_as_dealt(here: Here, x: Tensor) -> Tensor:
+    found = x.new_zeros((x.size(0), here.problem.hk, *x.shape[2:]))
+    return found.index_add(1, _dealt_in_turn(here), x)
+
+
+FAULTS.cause(
+    "grouped heads: an all-to-all deals heads out in turn (rank u has u, u + U, …; U divides ranks and key heads), so "
+    "that query heads meet other key heads than their own",
+    replace(STEPS, per_query_head=lambda here, x: x[:, _dealt_in_turn(here)], per_key_head=_sum_as_dealt),
+)
+
+
 def _copies(here: Here) -> int:
     """Return how often a key head is repeated so that the ranks divide them; 1 where the query heads do not fit."""
     times = math.lcm(here.problem.hk, here.size) // here.problem.hk

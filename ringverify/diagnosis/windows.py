@@ -1,0 +1,109 @@
+"""Windows that are laid in another way: at other distances, in other units, or with one end elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+
+from ringref import pattern
+from ringverify.diagnosis.pairs import SIDES, Otherwise, Pairs
+from ringverify.diagnosis.positions import POSITIONS, At
+from ringverify.diagnosis.scene import Counts
+
+ENDS: dict[tuple[str, ...], str] = {
+    SIDES: "both ends of the window are",
+    SIDES[:1]: "the left end of the window is",
+    SIDES[1:]: "the right end of the window is",
+}
+"""Which ends are meant, in words."""
+
+UNITS: dict[str, Callable[[Pairs], int]] = {
+    "the number of ranks": lambda pairs: pairs.size,
+    "the longest shard": lambda pairs: max(map(len, pairs.keys.shards)),
+}
+"""What a distance may be counted in, in words."""
+
+ROUNDED: dict[str, Callable[[int, int], int]] = {
+    "rounded up to the last one before the next multiple": lambda side, unit: side // unit * unit + unit - 1,
+    "rounded up": lambda side, unit: -(-side // unit) * unit,
+    "rounded down": lambda side, unit: side // unit * unit,
+}
+"""What becomes of it, in words."""
+
+
+def ways_to_lay_windows() -> Iterator[Otherwise]:
+    """Yield masks with windows laid otherwise."""
+    for ends in ENDS:
+        says = f"a window that is 0 on the {' or on the '.join(ends)} is not bounded there"
+        yield Otherwise(says, functools.partial(_zero_is_none, ends), 0.25)
+    for ends, which in ENDS.items():
+        yield Otherwise(
+            f"{which} laid in rows of a striped shard, at the distance divided by the number of ranks and rounded down",
+            functools.partial(_in_rows, ends),
+            0.5,
+        )
+    for (unit, of), (rounded, to), (ends, which) in product(UNITS.items(), ROUNDED.items(), ENDS.items()):
+        says = f"{which} laid at a multiple of {unit}: the distance is {rounded}"
+        yield Otherwise(says, functools.partial(_in_units, ends, of, to), 0.75)
+    for (text, at), end in product(POSITIONS.items(), SIDES):
+        says = f"the {end} end of the window is laid with queries at positions {text}"
+        yield Otherwise(says, functools.partial(_one_end, end, at), 1)
+
+
+def _zero_is_none(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
+    """Return counts if these sides of a window are not bounded where they are 0."""
+    p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
+    if p.window is None:
+        return None
+    left, right = (None if side == 0 and end in ends else side for side, end in zip(p.window, SIDES, strict=True))
+    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in plain)
+    rest = pairs.counts(lambda name: None if name == "window" else plain)
+    return rest * pattern.window(i, j, left=left, right=right, diagonal=p.diagonal)
+
+
+def _in_rows(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
+    """Return counts if ends of a window are laid in rows of striped shards, their distance divided by the ranks."""
+    p = pairs.problem
+    if p.window is None or pairs.case.sharding != "striped":
+        return None
+    plain, rows = ((x.p for x in (pairs.queries, pairs.keys)), (x.place for x in (pairs.queries, pairs.keys)))
+    i, j, of_i, of_j = (np.broadcast_to(x, (p.nq, p.nk)) for x in (*plain, *rows))
+    found = pairs.counts(lambda name: None if name == "window" else (pairs.queries.p, pairs.keys.p))
+    for end, side in zip(SIDES, p.window, strict=True):
+        of_rows = end in ends and side is not None
+        sides = {one: None if one != end or side is None else side // pairs.size if of_rows else side for one in SIDES}
+        at, diagonal = ((of_i, of_j), p.diagonal // pairs.size) if of_rows else ((i, j), p.diagonal)
+        found = found * pattern.window(*at, left=sides["left"], right=sides["right"], diagonal=diagonal)
+    return found
+
+
+def _in_units(
+    ends: tuple[str, ...], unit: Callable[[Pairs], int], rounded: Callable[[int, int], int], pairs: Pairs
+) -> Counts | None:
+    """Return counts if the distances of these ends of a window are rounded to multiples of a unit."""
+    p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
+    if p.window is None:
+        return None
+    left, right = (
+        rounded(side, max(1, unit(pairs))) if side is not None and end in ends else side
+        for side, end in zip(p.window, SIDES, strict=True)
+    )
+    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in plain)
+    rest = pairs.counts(lambda name: None if name == "window" else plain)
+    return rest * pattern.window(i, j, left=left, right=right, diagonal=p.diagonal)
+
+
+def _one_end(end: str, at: At, pairs: Pairs) -> Counts | None:
+    """Return counts with one end of the window laid with queries at other positions."""
+    p = pairs.problem
+    if p.window is None or p.window[end == "right"] is None:
+        return None
+    plain, other, (left, right) = pairs.queries.p, at(pairs, pairs.queries), p.window
+    j = np.broadcast_to(pairs.keys.p, (p.nq, p.nk))
+    of_left, of_right = (np.broadcast_to(other if end == one else plain, (p.nq, p.nk)) for one in ("left", "right"))
+    rest = pairs.counts(lambda name: None if name == "window" else (plain, pairs.keys.p))
+    inside = pattern.window(of_left, j, left=left, right=None, diagonal=p.diagonal)
+    return rest * inside * pattern.window(of_right, j, left=None, right=right, diagonal=p.diagonal)
