@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from ringverify.diagnosis.poison import of_poison
 from ringverify.errors import Inconclusive
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
+from ringverify.properties.precision import PRECISION
 from ringverify.properties.property import Judgement, Property, Violation, judge_observation
 from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.patience import WorkLimit
@@ -41,6 +43,9 @@ PROGRAM_SECONDS = 15.0
 
 CAUSE_SECONDS = 1.5
 """Seconds for holding what was found against the cause; twice as many where that is one of gradients."""
+
+ORDINARY = 12
+"""Cases of ordinary values, at most, of which some are looked for that show a fault of rounding."""
 
 DRAWN = 60
 """Cases of the property that are drawn for it, to be mixed with the failing one."""
@@ -277,7 +282,24 @@ def explained(
                 processes=(lambda: runner.world.processes) if runner.world.name == "simulated" else None,
             )
             if found is not None:
-                return found if these[0] == smallest else replace(found, where=None)
+                found = found if these[0] == smallest else replace(found, where=None)
+                if not found.causes and needs is not None and _of_16_bits(needs, c):
+                    found = _with_rounding(found, runner)
+                return found
     except WorldUnavailable:
         pass
     return None
+
+
+def _of_16_bits(needs: Needs, capabilities: Capabilities) -> bool:
+    """Whether every case that failed has a 16-bit dtype, where wider ones are declared."""
+    return not set(capabilities.dtypes) <= set(HALF) and all(one.problem.dtype in HALF for one in needs.failing)
+
+
+def _with_rounding(found: Diagnosis, runner: Runner) -> Diagnosis:
+    """Add the cause that the digits of ordinary 16-bit cases show, in which errors are larger than declared."""
+    c = runner.capabilities
+    cases = drawn(PRECISION, c, ORDINARY, seed=-1)
+    failing = (one for one in cases if (seen := judged_if_possible(PRECISION, one, runner)) and seen.violation)
+    told = diagnose_rounding(functools.partial(runner.run, gradients=c.gradients), [*islice(failing, 2)], c)
+    return found if told is None else replace(found, text=told.text, causes=told.causes)

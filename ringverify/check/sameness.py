@@ -19,9 +19,12 @@ from ringverify.properties.property import Judgement, Property, Reason, Violatio
 SPECIAL = ("dtype", "values", "memory", "cotangent")
 """Fields of a case in which a property may be special: others have ordinary ones there."""
 
+OF_A_CACHE = ("chunks", "page_table", "sharding", "causal")
+"""Fields of a case that make it one of calls on a cache."""
+
 STRUCTURES = (
     ("group",),
-    ("chunks", "page_table", "sharding", "causal"),
+    OF_A_CACHE,
     ("query_length", "key_length", "documents", "key_lengths", "causal", "window"),
     ("world_size",),
 )
@@ -119,9 +122,10 @@ def _plain(earlier: ToldFailure, property: Property, case: Case, runner: Runner,
         runner: runs cases of the property.
         other: runs cases of the earlier one's.
     """
-    reason = earlier.shown.violation.reason
+    reason, there = earlier.shown.violation.reason, earlier.shown.case
     for one in _compared(property, case, runner):
-        for plain in _likened(one, earlier.shown.case, SPECIAL, other):
+        special = SPECIAL if bool(one.chunks) == bool(there.chunks) else (*SPECIAL, *OF_A_CACHE)
+        for plain in _likened(one, there, special, other):
             if _seen(earlier.property, plain, reason, other) is not None:
                 return plain
     return None
@@ -173,10 +177,11 @@ def _special(property: Property, cases: Sequence[Case], other: Case, runner: Run
 def same_as(told: Sequence[ToldFailure], new: ToldFailure, runner_for: Callable[[Property], Runner]) -> Property | None:
     """Return the property of the earlier failure that a new one repeats; `None` if it is news.
 
-    Two failures are the same if they have a cause in common, or the earlier one's gives the wrong results of both. If
-    one of them has no known cause, they are the same too if the case of each violates the other's property, for the
-    other's reason, once what is special about a property is taken from it or given to it; failures that hang or do not
-    repeat are compared by their reasons only.
+    Two failures are the same if they have a cause in common, or the earlier one's gives the wrong results of both; if
+    they break the same rule of a call, or follow from the same state that is kept. If one of them has no known cause,
+    they are the same too if the case of each violates the other's property, for the other's reason, once what is
+    special about a property is taken from it or given to it; failures that hang or do not repeat are compared by their
+    reasons only.
 
     Args:
         told: failures of the same implementation that were reported.
@@ -193,6 +198,8 @@ def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property
         return True
     if not _end_alike(one.violation, other.violation):
         return False
+    if _in_words(one) is not None and _in_words(one) == _in_words(other):
+        return True
     reasons = one.violation.reason, other.violation.reason
     if not (_steady(one) and _steady(other)) or "deadline" in (one.violation.kind, other.violation.kind):
         return not (causes and others) and reasons[0] == reasons[1] and _steady(one) == _steady(other)
@@ -202,6 +209,14 @@ def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property
     if (causes and others) or _plain(earlier, new.property, other.case, second, first) is None:
         return False
     return any(_broken(new.property, one, other.case, reasons[1], second))
+
+
+def _in_words(shown: Counterexample) -> object:
+    """Return what is wrong where no hypothesis says it: the rule of a call that is broken, or what state is kept."""
+    failure = shown.violation.failure
+    if failure is not None and failure.rule is not None:
+        return failure.rule, failure.tensor
+    return shown.diagnosis.text if shown.after else None
 
 
 def _explains(causes: Sequence[Hypothesis], case: Case, runner: Runner) -> bool:

@@ -378,6 +378,6 @@ def rounding(scenes: Sequence[Scene]) -> list[Hypothesis]:
     found: list[tuple[int, Hypothesis]] = []
     for one in ROUNDED:
         seen = [_shown(scene, one.steps) for scene in scenes]
-        if all(each is not None and each[0] >= ENOUGH and each[1] >= MOST * each[0] for each in seen):
+        if seen and all(each is not None and each[0] >= ENOUGH and each[1] >= MOST * each[0] for each in seen):
             found.append((sum(each[1] for each in seen if each is not None), one))
     return [one for _, one in sorted(found, key=lambda each: -each[0])]

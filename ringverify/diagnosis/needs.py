@@ -189,7 +189,8 @@ def said(
     passing = [
         one for one, failed in exploration.runs.items() if not failed and all(getattr(one.problem, n) for n in masks)
     ]
-    return Needs(tuple(requires), irrelevant, complete, exploration.tried, tuple(failing), tuple(passing), exploration)
+    told = tuple({one.text: one for one in requires}.values())  # two conditions may be the same in words
+    return Needs(told, irrelevant, complete, exploration.tried, tuple(failing), tuple(passing), exploration)
 
 
 def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tuple[str, ...]:
