@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_named_mechanisms import case_of as on_three
-from test_named_mechanisms import explaining, seen
+from mechanisms import case_of as on_three
+from mechanisms import explaining, seen
 from test_reading_results import case_of, named
 
 from ringverify.diagnosis.rearranging import REARRANGED

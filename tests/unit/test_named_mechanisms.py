@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from mechanisms import case_of, explaining, library, seen, where
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import PageTable, key_positions
@@ -35,26 +36,6 @@ LOCAL = Capabilities(
     world_sizes=(1,), causal="both", softcap=True, key_lengths=True, cross_lengths=True, scale=True,
     dilation=("shared", "split"),
 )  # fmt: skip
-
-
-def case_of(*, size=3, sharding="contiguous", seed=1, cotangent="out", values="normal", **problem):
-    """Twelve positions on three ranks."""
-    plain = {"query_length": 12, "heads": 2, "head_dim": 3}
-    problem = Problem(**plain | problem)
-    return Case(problem=problem, world_size=size, sharding=sharding, values=values, cotangent=cotangent, seed=seed)
-
-
-def seen(implementation, cases, *, gradients):
-    """What is observed of cases, and a probe for more."""
-    runner = Runner(implementation, SimulatedWorld())
-    scenes = [Scene(c, implementation.capabilities, runner.run(c, gradients=gradients)) for c in cases]
-    return scenes, lambda case, inputs: runner.run(case, gradients=gradients, inputs=inputs)
-
-
-def explaining(hypotheses, scenes):
-    """The sentences of the hypotheses that explain all scenes, each of which is wrong."""
-    assert all(wrong_tensors(scene) for scene in scenes)
-    return [one.sentence() for one in hypotheses if all(one.explains(scene) is not None for scene in scenes)]
 
 
 # -- excluded pairs that count -----------------------------------------------------------------------------------------
@@ -548,17 +529,6 @@ def neighbours(steps, here, hop, owner):
 def without_the_last_head(m, heads):
     """Heads are taken two at a time."""
     return m * (torch.arange(heads) < heads // 2 * 2)[:, None, None]
-
-
-def where(keeps):
-    """Only those pairs of a block count that are kept, by the rank, the owner, and positions of queries and keys."""
-
-    def pattern(steps, here, hop, owner):
-        i, j = here.call.positions[:, None], here.shards[owner][None]
-        kept = torch.as_tensor(keeps(here, owner, i, j)).expand(len(i), j.size(1))
-        return multiplicity(steps, here, hop, owner) * kept
-
-    return replace(STEPS, pattern=pattern)
 
 
 def numbered(documents, at):
@@ -1416,13 +1386,6 @@ def test_shards_that_are_joined_with_their_padding_are_told_of_queries_too():
 
 
 # -- backwards that take what is not theirs ----------------------------------------------------------------------------
-
-
-def library(sentence):
-    """What the library knows by a sentence."""
-    found = [Hypothesis(**vars(one)) for one in CAUSES if one.sentence() == sentence]
-    assert found
-    return found
 
 
 class OneRank(torch.autograd.Function):

@@ -1,0 +1,388 @@
+"""Mechanisms of tiles, pieces, teams and what travels, written by hand: each is named by its own cause."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from mechanisms import case_of, explaining, library, seen, where
+
+from ringref.problem import Dilation
+from ringref.sharding import key_positions, pieces
+from ringverify.diagnosis import reading
+from ringverify.diagnosis.narrowing import ROUNDED
+from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.substituting import SUBSTITUTED
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.place import Block, Partial
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, ring_of
+from ringverify.faults.wire import arrive
+from ringverify.implementation import Capabilities, Implementation
+
+
+def attending(attends):
+    """Those pairs of a block count, whatever the mask: by what a rank knows, the owner and the positions."""
+
+    def pattern(steps, here, hop, owner):
+        i, j = here.call.positions[:, None], here.shards[owner][None]
+        return multiplicity(STEPS, here, hop, owner) * 0 + attends(here, owner, i, j)
+
+    return replace(STEPS, pattern=pattern)
+
+
+def near(here, i, j):
+    """The window."""
+    left, right = here.problem.window or (None, None)
+    return (left is None or j >= i - left) & (right is None or j <= i + right)
+
+
+def in_rounds(here, owner, i, j):
+    """How far a key lies behind is counted in rounds of the ring."""
+    left, right = here.problem.window or (99, 99)
+    return (torch.div(i - j, here.size, rounding_mode="floor") <= left // here.size) & (j - i <= right)
+
+
+def placed(here, owner, i, j):
+    """Shards begin at rank times the longest; what is past the end is nowhere."""
+    n, each = here.problem.nk, -(-here.problem.nk // here.size)
+    i = here.rank * each + torch.arange(len(i))[:, None]
+    j = owner * each + torch.arange(j.size(1))[None]
+    return ((j <= i) if here.problem.causal else True) & (i < n) & (j < n)
+
+
+def local_branches(here, owner, i, j):
+    """A short segment has the keys of the rank alone."""
+    found = 0
+    for w, r in here.problem.dilation.branches:
+        there = (i // w == j // w) & (i % w % r == 0) & (j % w % r == 0)
+        found = found + there * (w > min(map(len, here.shards)) or owner == here.rank)
+    return found
+
+
+def beginning_late(here, owner, i, j):
+    """The keys of a piece of queries begin one after the left end of its first query's window."""
+    early = len(pieces(here.problem.nq, 2 * here.size)[here.rank]) if here.call.sharding == "zigzag" else len(i)
+    first = i.clone()
+    for piece in (slice(0, early), slice(early, None)):
+        first[piece] = i[piece].min() if len(i[piece]) else 0
+    left = (here.problem.window or (None, None))[0]
+    return near(here, i, j) & (left is None or j > first - left)
+
+
+def earlier_document(here, owner, i, j):
+    """A block is left out whose first key's document comes before that of the first query."""
+    bounds = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    of_key, of_query = torch.bucketize(j[0, 0], bounds, right=True), torch.bucketize(i[0, 0], bounds, right=True)
+    return of_key >= of_query
+
+
+def consecutive(here, owner, i, j):
+    """Rows of a shard follow its first one."""
+    return j[0, 0] + torch.arange(j.size(1))[None] <= i[0, 0] + torch.arange(len(i))[:, None]
+
+
+SPLIT = [Dilation(((w, 1),), heads="split") for w in (2, 3, 4)]
+READ = {
+    "the left end of the window is laid at a multiple of the number of ranks: the distance is rounded up to the last "
+    "one before the next multiple": (
+        attending(in_rounds),
+        [case_of(window=(3, 2), sharding="striped"), case_of(window=(4, 9), size=4, sharding="striped", seed=2)],
+        [case_of(window=(2, 2), sharding="striped"), case_of()],
+    ),
+    "queries and keys are placed at positions counted from the rank times the longest shard, and those past the end "
+    "are in no sequence": (
+        attending(placed),
+        [case_of(query_length=10, size=4), case_of(query_length=7, causal=True), case_of(query_length=10, causal=True)],
+        [case_of(), case_of(query_length=11, causal=True)],
+    ),
+    "a branch of a dilation whose segments are no longer than the shortest shard attends the rank's own keys alone: a "
+    "segment that reaches over the end of a shard loses the others": (
+        attending(local_branches),
+        [case_of(dilation=SPLIT[1], query_length=7, size=2), case_of(dilation=SPLIT[0], query_length=10),
+         case_of(dilation=SPLIT[1])],
+        [case_of(dilation=SPLIT[2]), case_of(dilation=SPLIT[2], query_length=7)],
+    ),
+    "a piece of a zigzag shard of queries attends no key at the beginning of the window of its first query, which is "
+    "taken for one before it": (
+        attending(beginning_late),
+        [case_of(window=(2, 2), sharding="zigzag"), case_of(window=(1, None), sharding="zigzag", size=2),
+         case_of(window=(2, 1))],
+        [case_of(window=(None, 1), sharding="zigzag")],
+    ),
+    "a block is skipped if its first key lies in an earlier document than the rank's first query": (
+        where(earlier_document),
+        [case_of(documents=(0, 3, 9, 12)), case_of(documents=(2, 16), size=4, query_length=16)],
+        [case_of(documents=(0, 4, 8, 12)), case_of(documents=(0, 12)), case_of()],
+    ),
+    "the causal mask is made with queries and keys at positions counted on from the shard's first one": (
+        attending(consecutive),
+        [case_of(causal=True, sharding="striped"), case_of(causal=True, sharding="striped", size=2, query_length=9)],
+        [case_of(causal=True)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READ)
+def test_what_is_read_of_a_mask_is_told(words):
+    """The first rule that predicts the numbers of all cases, right ones included."""
+    steps, cases, right = READ[words]
+    scenes, probe = seen(Implementation(ring_of(steps), "read", EVERYTHING), [*cases, *right], gradients=False)
+    assert [bool(wrong_tensors(scene)) for scene in scenes] == [True] * len(cases) + [False] * len(right)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    assert next(one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)) == words
+
+
+def test_blocks_that_are_taken_to_be_as_long_as_the_own_one_are_told():
+    """A longer one loses its last key, and a shorter one has one of zeros, which a window may hide."""
+
+    def attend(q, k, v, call):
+        size, p = call.world_size, call.problem
+        counts = [len(held) for held in key_positions("striped", p.nk, size)]
+        every = []
+        for x in (k, v):
+            x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, max(counts) - x.size(1)))
+            dist.all_gather(into := [torch.empty_like(x) for _ in range(size)], x.contiguous(), group=call.group)
+            every.append(torch.cat([x[:, : k.size(1)] for x in into], dim=1))
+        j = torch.cat([rank + size * torch.arange(k.size(1)) for rank in range(size)])
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, every[0])
+        right = (p.window or (None, None))[1]
+        s = s.masked_fill((right is not None) & (j > call.positions[:, None] + (right or 0)), -math.inf)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), every[1]), s.logsumexp(-1)
+
+    declared = Capabilities(sharding="striped", uneven=True, causal="never", window=True, lse=True, gradients=False)
+    problems = [{"query_length": 11}, {"query_length": 13}, {"query_length": 10, "window": (None, 4)}]
+    cases = [case_of(sharding="striped", **problem) for problem in problems]
+    scenes, probe = seen(Implementation(attend, "own count", declared), cases, gradients=False)
+    found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
+    assert found[0].startswith("every block is taken to hold as many keys as the rank's own shard: ")
+
+
+# -- merges ------------------------------------------------------------------------------------------------------------
+
+
+def in_tiles(merge, tile=3):
+    """Parts of a block that are merged one after the other."""
+
+    def partial(s, m, v):
+        found = None
+        for part in range(0, max(1, s.size(-1)), tile):
+            here = slice(part, part + tile)
+            new = STEPS.partial(s[..., here], m[..., here], v[..., here, :])
+            found = new if found is None else merge(found, new)
+        return found
+
+    return replace(STEPS, partial=partial)
+
+
+def lse_first(first, second):
+    """Update lse, and then compute the weight with it."""
+    lse = torch.logaddexp(first.lse, second.lse)
+    return Partial(first.out - torch.sigmoid(second.lse - lse)[..., None] * (first.out - second.out), lse)
+
+
+def faded_too_late(first, second):
+    """Rescale what came before from the new sum to the new sum."""
+    lse = torch.logaddexp(first.lse, second.lse)
+    return Partial(first.out + (second.lse - lse).exp()[..., None] * second.out, lse)
+
+
+def as_it_was(first, second):
+    """Forget the new lse."""
+    return STEPS.merge(first, second)._replace(lse=first.lse)
+
+
+MERGED = {
+    "the new block's weight in the merge is sigmoid(its lse - merged lse): lse is updated before out, so that it "
+    "counts too little": replace(STEPS, merge=lse_first),
+    "merges of tiles of 3 keys of a block weigh the new one by sigmoid(its lse - merged lse)": in_tiles(lse_first),
+    "merges of tiles of 3 keys of a block do not rescale the out that came before": in_tiles(faded_too_late),
+    "merges of tiles of 3 keys of a block keep the earlier lse": in_tiles(as_it_was),
+}
+
+
+@pytest.mark.parametrize("words", MERGED)
+def test_a_merge_of_blocks_or_of_tiles_is_told(words):
+    """Which of the two, and how long tiles are."""
+    cases = [case_of(size=2), case_of(query_length=15), case_of(size=2, query_length=17, seed=3)]
+    scenes, _ = seen(Implementation(ring_of(MERGED[words]), "merged", EVERYTHING), cases, gradients=False)
+    assert explaining(library(words), scenes) == [words]
+    others = [one for other in MERGED if other != words for one in library(other)]
+    assert explaining(others, scenes) == []
+
+
+@pytest.mark.parametrize(("sums", "of"), [(True, "exponentials"), (False, "weighted values")])
+def test_a_sum_over_tiles_that_is_not_rescaled_is_told(sums, of):
+    """An online softmax within a block; the other sum is right."""
+
+    def partial(s, m, v):
+        top, out, total = torch.full_like(s[..., 0], -math.inf), 0.0, 0.0
+        for s_t, v_t in zip(s.split(4, dim=-1), v.split(4, dim=-2), strict=True):
+            above = torch.maximum(top, s_t.amax(-1))
+            fade, w, top = (top - above).exp(), (s_t - above[..., None]).exp(), above
+            out = out * (fade[..., None] if sums else 1) + w @ v_t
+            total = total * (1 if sums else fade) + w.sum(-1)
+        return Partial(out / total[..., None], top + total.log())
+
+    cases = [case_of(size=2), case_of(size=1, query_length=9), case_of(size=2, query_length=17, seed=3)]
+    implementation = Implementation(ring_of(replace(STEPS, partial=partial)), "online", EVERYTHING)
+    scenes, _ = seen(implementation, cases, gradients=False)
+    words = f"the running sum of {of} over tiles of 4 keys of a block is not rescaled where the maximum grows"
+    assert explaining(library(words), scenes) == [words]
+
+
+def test_an_lse_of_the_maximum_before_the_sink_is_told():
+    """Where the sink is the larger one; a row without keys has none."""
+
+    def attend(q, k, v, call):
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        top = s.amax(-1)
+        new = torch.maximum(top, call.sinks[:, None])
+        w = (s - new[..., None]).exp()
+        total = w.sum(-1) + (call.sinks[:, None] - new).exp()
+        return torch.einsum("bhqk,bkhd->bqhd", w / total[..., None], v), top + total.log()
+
+    declared = Capabilities(world_sizes=(1,), causal="never", sinks=True, lse=True, gradients=False)
+    cases = [case_of(size=1, query_length=3, sinks=True, seed=seed) for seed in range(1, 12)]
+    scenes, _ = seen(Implementation(attend, "sunk", declared), cases, gradients=False)
+    wrong = [scene for scene in scenes if wrong_tensors(scene)]
+    assert len(wrong) > 3
+    words = "lse is computed with the maximum of the scores, where the sum is shifted by the sink, which is larger"
+    assert explaining(SUBSTITUTED, wrong) == [words]
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def once_more(steps, here, hop, owner, carried, part):
+    """What arrives is dropped by a rank that has nothing to add; it sends what it has sent before."""
+    adds = bool(multiplicity(STEPS, here, hop, owner).any())
+    if adds or carried is None:
+        here.notes["total"] = part if carried is None else Block(carried.k + part.k, carried.v + part.v)
+    return arrive(STEPS.move(STEPS, here, here.notes["total"], STEPS.owner(here, hop + 1)))
+
+
+def of_the_next_team(here, dq, dk, dv):
+    """The dk and dv of a rank of the next team, of as many ranks as divide ranks and key heads."""
+    found = []
+    for x in (dk, dv):
+        dist.all_gather(every := [torch.empty_like(x) for _ in range(here.size)], x.contiguous(), group=here.group)
+        found.append(every[(here.rank + math.gcd(here.size, here.problem.hk)) % here.size])
+    return dq, *found
+
+
+def test_gradients_that_are_sent_once_more_are_told():
+    """In place of those that arrive."""
+    cases = [case_of(causal=True, size=size, query_length=4 * size) for size in (2, 3, 4)]
+    implementation = Implementation(ring_of(replace(STEPS, travel=once_more)), "again", EVERYTHING)
+    scenes, _ = seen(implementation, cases, gradients=True)
+    words = (
+        "a rank that skips a hop does not take the dk and dv that arrive: it sends those of the hop before once more"
+    )
+    assert explaining(library(words), scenes) == [words]
+
+
+def test_gradients_that_come_back_to_another_team_are_told():
+    """By as many ranks as share the key heads."""
+    cases = [case_of(size=4, heads=2), case_of(size=4, heads=6), case_of(size=2, heads=1), case_of(size=3)]
+    steps = replace(STEPS, returned_gradients=of_the_next_team)
+    scenes, _ = seen(Implementation(ring_of(steps), "teams", EVERYTHING), cases, gradients=True)
+    assert explaining(REARRANGED, scenes) == [
+        "dk and dv that are right come back in another place: shards of whole teams of as many ranks as divide ranks "
+        "and key heads, one team back"
+    ]
+
+
+class Chunks(torch.autograd.Function):
+    """Attention of one rank by chunks of queries, whose dk is assigned in the keys that each of them reads."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call, chunks):
+        """Right."""
+        i = call.positions[:, None]
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        p = s.masked_fill(call.key_positions > i, -math.inf).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        ctx.call, ctx.chunks = call, chunks
+        return torch.einsum("bhqk,bkhd->bqhd", p, v)
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With `=` where `+=` should be."""
+        q, k, v, p = ctx.saved_tensors
+        call, dk = ctx.call, torch.zeros_like(k)
+        dp = torch.einsum("bqhd,bkhd->bhqk", dout, v)
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * call.scale
+        for chunk in ctx.chunks(call):
+            reads = call.key_positions <= call.positions[chunk].max()
+            part = torch.einsum("bhqk,bqhd->bkhd", ds[:, :, chunk], q[:, chunk])
+            dk[:, reads] = part[:, reads]
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), dk, torch.einsum("bhqk,bqhd->bkhd", p, dout), None, None
+
+
+CHUNKS = {
+    "zigzag: the dk of a rank's later piece of queries are written over those of its earlier piece": (
+        "zigzag",
+        lambda call: torch.arange(len(call.positions)).tensor_split([len(pieces(call.problem.nq, 2)[0])]),
+    ),
+    "the dk of each tile of 4 queries are written over those of the tile before": (
+        "contiguous",
+        lambda call: torch.arange(len(call.positions)).split(4),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", CHUNKS)
+def test_gradients_of_chunks_of_queries_that_are_assigned_are_told(words):
+    """Of keys that the later chunk reads."""
+    sharding, chunks = CHUNKS[words]
+    declared = Capabilities(world_sizes=(1,), sharding=sharding, causal="always")
+    attend = Implementation(lambda q, k, v, call: Chunks.apply(q, k, v, call, chunks), "assigned", declared)
+    cases = [case_of(size=1, sharding=sharding, causal=True, query_length=n) for n in (7, 12)]
+    scenes, _ = seen(attend, cases, gradients=True)
+    assert explaining(library(words), scenes) == [words]
+
+
+def test_heads_that_an_all_to_all_deals_out_in_turn_are_told():
+    """Right where no heads are grouped, and where ranks and key heads have no common divisor."""
+
+    def attend(q, k, v, call):
+        ranks = math.gcd(call.world_size, call.problem.hk)
+        dealt = [torch.arange(x.size(2)).reshape(-1, ranks).T.flatten() for x in (q, k)]
+        out, lse = PLAIN.function(q[:, :, dealt[0]], k[:, :, dealt[1]], v[:, :, dealt[1]], call)
+        back = dealt[0].argsort()
+        return out[:, :, back], lse[:, back]
+
+    cases = [
+        case_of(heads=8, key_heads=4, size=2),
+        case_of(heads=6, key_heads=2, size=4),
+        case_of(heads=6, key_heads=2),
+    ]
+    scenes, _ = seen(Implementation(attend, "dealt", EVERYTHING), cases, gradients=True)
+    *wrong, right = scenes
+    assert not wrong_tensors(right)
+    (found,) = [
+        one
+        for one in library(
+            "grouped heads: an all-to-all deals heads out in turn (rank u has u, u + U, …; U divides ranks and key "
+            "heads), so that query heads meet other key heads than their own"
+        )
+        if one.explains(right) is not None
+    ]
+    assert explaining([found], wrong)
+
+
+def test_gradients_that_travel_in_the_input_dtype_are_told():
+    """Each part is rounded before it is added, and every sum."""
+
+    def travel(steps, here, hop, owner, carried, part):
+        low = Block(*(x.to(torch.bfloat16) for x in part))
+        total = low if carried is None else Block(carried.k + low.k, carried.v + low.v)
+        return arrive(STEPS.move(STEPS, here, total, STEPS.owner(here, hop + 1)))
+
+    cases = [case_of(size=size, query_length=4 * size, dtype="bfloat16", head_dim=16) for size in (2, 3, 4)]
+    implementation = Implementation(ring_of(replace(STEPS, travel=travel)), "low", EVERYTHING)
+    scenes, _ = seen(implementation, cases, gradients=True)
+    words = "dk and dv travel in the input dtype: what each rank adds, and every sum, is rounded to it"
+    (found,) = [one for one in ROUNDED if one.sentence() == words]
+    assert all(found.explains(scene) is not None for scene in scenes)
