@@ -18,7 +18,6 @@ from ringverify.worlds import whose
 from ringverify.worlds.limits import limit_of
 from ringverify.worlds.printing import Show
 from ringverify.worlds.processes.gloo import GlooWorld
-from ringverify.worlds.processes.one_arena import share_memory
 from ringverify.worlds.processes.wire import how_it_ended
 from ringverify.worlds.world import Failure, Load, OurError, Run, World, WorldRequest, WorldUnavailable
 
@@ -87,7 +86,6 @@ class ContainedWorld(World):
 
 def _load(program: Callable[[Any], Any], call: Callable[[str], Any], what: str) -> None:
     importlib.import_module("ringverify.worlds.simulated.world")  # the tool itself does not need it
-    share_memory()
     call(what)
 
 
