@@ -13,14 +13,14 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ringref.rounding import margins
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import selectable
 from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
-from ringverify.diagnosis.conditions import Condition
+from ringverify.diagnosis.conditions import MASKS, Condition
 from ringverify.diagnosis.exploring import Exploration, Spent
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.needs import Needs, Requirement, said
@@ -53,6 +53,9 @@ MOST = 6
 
 SEEDS = 4
 """Seeds with which a case has to pass: values may hide a fault by chance."""
+
+BELOW = 40
+"""Cases that are judged by a cause for each limit of a number that was said, and do not reach it."""
 
 VARIANTS = 2
 """Variants of such a factor, in each of these cases."""
@@ -160,6 +163,10 @@ def held_against(
                 exceptions.append(case)
             if fails:
                 failing.append(case)
+        while (refuting := _without_a_limit(x, explanation, failing, foretells, draw, soon / 2)) is not None:
+            if not x.failed(refuting, expected=False):
+                break
+            explanation = x.explanation()
         for factor in [name for name, seen in x.outcomes.items() if seen and all(seen) and name not in VISIBLE]:
             if _turns(x, factor, draw.sample(failing, min(len(failing), TURNED)), explanation, foretells, draw):
                 x.outcomes[factor].append(False)
@@ -180,6 +187,40 @@ def _plain(case: Case) -> Case:
 def _steadily(foretells: Foretelling, case: Case) -> bool:
     """Return whether a case passes by its cause, whatever the values."""
     return all(foretells(case.replace(seed=case.seed + more)) is False for more in range(SEEDS))
+
+
+def _without_a_limit(
+    x: Exploration,
+    explanation: Sequence[Condition],
+    failing: Sequence[Case],
+    foretells: Foretelling,
+    draw: random.Random,
+    until: float,
+) -> Case | None:
+    """Return a case that fails by its cause though a number is below a limit that was said; `None` if none is found.
+
+    Such a limit often stands for a relation with a length, a segment or a tile, and a smaller one does with others.
+    """
+    for condition in (one for one in explanation if one.limit):
+        others, below = [one for one in explanation if one is not condition], 0
+        for case in _beyond(x, condition, draw.sample(failing, len(failing))):
+            if below == BELOW or x.left() <= until:
+                break
+            if case not in x.runs and x.met(case, others):
+                below += 1
+                if foretells(case):
+                    return case
+    return None
+
+
+def _beyond(x: Exploration, condition: Condition, failing: Sequence[Case]) -> Iterator[Case]:
+    """Yield cases that do not meet a condition, made of ones that fail: with the masks that these have, and others."""
+    for base in failing:
+        for factor in sorted(condition.factors & x.varying.factors.keys()):
+            for one in x.varying.of(base, factor):
+                masks = [name for name in MASKS if getattr(one.problem, name)]
+                several = [one, *(other for name in masks for other in x.varying.of(one, name))]
+                yield from (other for other in several if not x.met(other, [condition]))
 
 
 def _turns(
