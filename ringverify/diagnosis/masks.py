@@ -52,7 +52,7 @@ from ringverify.diagnosis.positions import (
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.skips import skipped, ways_to_leave_unmasked, ways_to_skip
 from ringverify.diagnosis.tiles import ways_to_bound, ways_to_pad, ways_to_split
-from ringverify.diagnosis.windows import ways_to_lay_windows
+from ringverify.diagnosis.windows import ways_to_lay_one_end, ways_to_lay_windows
 
 BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
     "a later rank": lambda pairs, i, j: _by_sharding(pairs, i.p < 0, late(i, pairs), j.place < i.place),
@@ -190,6 +190,7 @@ def _made() -> Iterator[Otherwise]:
             functools.partial(_within, scope),
             2,
         )
+    yield from ways_to_lay_one_end()
     yield Otherwise(
         "the mask is made with the rank in the world instead of the rank in the group",
         _at(

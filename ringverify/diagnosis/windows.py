@@ -48,6 +48,10 @@ def ways_to_lay_windows() -> Iterator[Otherwise]:
     for (unit, of), (rounded, to), (ends, which) in product(UNITS.items(), ROUNDED.items(), ENDS.items()):
         says = f"{which} laid at a multiple of {unit}: the distance is {rounded}"
         yield Otherwise(says, functools.partial(_in_units, ends, of, to), 0.75)
+
+
+def ways_to_lay_one_end() -> Iterator[Otherwise]:
+    """Yield masks with one end of the window laid at other positions."""
     for (text, at), end in product(POSITIONS.items(), SIDES):
         says = f"the {end} end of the window is laid with queries at positions {text}"
         yield Otherwise(says, functools.partial(_one_end, end, at), 1)
