@@ -125,7 +125,9 @@ def _weight_told(tensor: TensorName, pair: WrongPair) -> str:
         case "forbidden":
             return f"rank {pair.rank} attends {keys}, though the mask excludes {'them' if len(pair.keys) > 1 else 'it'}"
         case "repeated":
-            return f"rank {pair.rank} counts {keys} more than once"
+            return (
+                f"rank {pair.rank} weighs {keys} as if {'they' if len(pair.keys) > 1 else 'it'} counted more than once"
+            )
         case _:
             return f"rank {pair.rank} gives {keys} a wrong weight"
 
