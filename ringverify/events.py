@@ -89,7 +89,7 @@ class RecordedCase:
     values: str
     memory: str
     cotangent: Literal["out", "lse", "both"]
-    group: Literal["world", "offset", "strided"]
+    group: Literal["world", "leading", "offset", "strided"]
     transport: Literal["buffered", "rendezvous"]
     delayed: Literal["some"] | tuple[int, ...]
     seed: int

@@ -43,8 +43,8 @@ Memory = Literal["contiguous", "transposed", "strided", "offset", "packed", "exp
 Cotangent = Literal["out", "lse", "both"]
 """Which results have a cotangent when gradients are taken."""
 
-Group = Literal["world", "offset", "strided"]
-"""Which ranks of the world are the ring: all of them, all but the first two, or every second one."""
+Group = Literal["world", "leading", "offset", "strided"]
+"""Which ranks of the world are the ring: all of them, all but the last two or the first two, or every second one."""
 
 Transport = Literal["buffered", "rendezvous"]
 """When a simulated send completes: as soon as it is posted, or once the matching receive is posted too."""
@@ -253,7 +253,7 @@ class Case:
     def ring_ranks(self) -> tuple[int, ...]:
         """Global ranks of the ring, in ring order."""
         match self.group:
-            case "world":
+            case "world" | "leading":
                 return tuple(range(self.world_size))
             case "offset":
                 return tuple(range(2, 2 + self.world_size))
@@ -263,7 +263,7 @@ class Case:
     @property
     def ranks(self) -> int:
         """Number of ranks in the world, including those outside the ring."""
-        return self.ring_ranks[-1] + 1
+        return self.ring_ranks[-1] + 1 + 2 * (self.group == "leading")
 
     @property
     def identity(self) -> str:

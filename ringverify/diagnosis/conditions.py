@@ -422,6 +422,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "of_lse": ("a cotangent of lse", "cotangent", 1.0, lambda one: one.case.cotangent != "out"),
     "of_out": ("a cotangent of out", "cotangent", 1.1, lambda one: one.case.cotangent != "lse"),
     "subgroup": ("a group smaller than the world", "group", 1.0, lambda one: one.case.group != "world"),
+    "moved": ("a group whose ranks have other numbers in the world", "group", 1.1,
+        lambda one: one.case.ring_ranks != tuple(range(one.case.world_size))),
     "delayed": ("messages held back", "schedule", 1.0, lambda one: bool(one.case.delayed)),
     "rendezvous": ("sends that wait for their receive", "schedule", 1.0, lambda one: one.case.transport != "buffered"),
 }  # fmt: skip

@@ -138,7 +138,7 @@ class Varying:
                 case, "memory", ("contiguous", "transposed", "strided", "offset", "packed", "expanded")
             ),
             "cotangent": lambda case: _each(case, "cotangent", ("out", "lse", "both")),
-            "group": lambda case: _each(case, "group", ("world", "offset", "strided")),
+            "group": lambda case: _each(case, "group", ("world", "leading", "offset", "strided")),
             "calls": self._calls,
             "page table": self._pages,
             "schedule": self._schedule,

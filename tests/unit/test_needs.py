@@ -60,6 +60,8 @@ PLANTED = [
     ("large or dominating scores", lambda one: one["large"]),
     ("inputs that are not contiguous in memory", lambda one: one["strides"]),
     ("a cotangent of lse", lambda one: one["of_lse"]),
+    ("a group smaller than the world", lambda one: one["group"] != "world"),
+    ("a group whose ranks have other numbers in the world", lambda one: one["group"] in ("offset", "strided")),
     ("causal, zigzag sharding", lambda one: one["causal"] and one["sharding"] == "zigzag"),
     ("causal or window", lambda one: one["causal"] or one["window"]),
     ("more keys than queries", lambda one: one["more_keys"]),
