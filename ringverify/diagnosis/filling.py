@@ -54,9 +54,29 @@ def _of_empty_rows(scene: Scene, s: Array, empty: Mask) -> Array:
     return np.where(empty, 0.0, -np.inf)
 
 
+def _of_softcap_where(windowed: bool, scene: Scene, s: Array, empty: Mask) -> Array:
+    """As `_of_softcap`, and −inf in blocks of which a rank attends nothing, or would not without the window."""
+    pairs = pairs_of(scene)
+    plain = pairs.queries.p, pairs.keys.p
+    m = pairs.true if windowed else pairs.counts(lambda name: None if name == "window" else plain)
+    there: Mask = np.zeros(m.shape[2:], dtype=bool)
+    for queries in pairs.queries.shards:
+        for keys in pairs.keys.shards:
+            there[np.ix_(queries, keys)] = m[:, :, queries][..., keys].any()
+    return np.where(there, _of_softcap(scene, s, empty), -np.inf)
+
+
 FILLINGS = (
     Filling(
         "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf", _of_softcap
+    ),
+    *(
+        Filling(
+            "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf, in blocks "
+            f"of which a rank attends some{but}",
+            functools.partial(_of_softcap_where, windowed),
+        )
+        for windowed, but in ((True, ""), (False, " but for the window"))
     ),
     Filling("excluded keys have the score 0 instead of -inf", lambda scene, s, empty: 0.0),
     Filling(

@@ -223,6 +223,27 @@ FAULTS.cause("gradients use the block's own out and lse instead of the merged on
 FAULTS.cause("gradients use the block's own out", own(out=True, lse=False))
 
 
+def _kept_of_one_block(*, last: bool) -> Steps:
+    """Keep the lse of the first block that is attended, or of the last one, for the backward."""
+
+    def accumulate(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+        if "lse of block" not in here.notes or (last and bool((new.lse > -math.inf).any())):
+            here.notes["lse of block"] = new.lse
+        merged: Partial = STEPS.accumulate(steps, here, hop, running, new)
+        return merged
+
+    return replace(
+        STEPS, accumulate=accumulate, kept=lambda here, saved: (*saved[:-1], here.notes.get("lse of block", saved[-1]))
+    )
+
+
+for last, which in {True: "the last block that a rank attends", False: "a rank's own block"}.items():
+    FAULTS.cause(
+        f"the lse that is kept for the backward is that of {which} instead of the merged one",
+        _kept_of_one_block(last=last),
+    )
+
+
 def _full_lse_for_half(
     steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
 ) -> tuple[Tensor, Block]:

@@ -418,6 +418,25 @@ def online(
     return replace(STEPS, attend=attend, accumulate=accumulate, normalise=normalise, nothing=nothing)
 
 
+def _of_latest_block(*, skipping: bool) -> Steps:
+    """Take the maximum of each block for that of all so far; blocks of which a rank attends nothing may be skipped."""
+
+    def accumulate(steps: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
+        if running is None:
+            return new
+        if skipping and not bool((new[2] > -math.inf).any()):
+            return running
+        factor = torch.exp(running[2] - torch.where(new[2] == -math.inf, 0.0, new[2]))
+        return factor[..., None] * running[0] + new[0], factor * running[1] + new[1], new[2]
+
+    return replace(online(), accumulate=accumulate)
+
+
+for skipping, where in {False: "", True: ", where a rank attends some of it"}.items():
+    FAULTS.cause(
+        f"the running maximum is that of the latest block alone{where}: rows without a key in it lose what came before",
+        _of_latest_block(skipping=skipping),
+    )
 FAULTS.cause("the running sum of exponentials is not rescaled where the maximum grows", online(totals=False))
 FAULTS.cause("the running sum of weighted values is not rescaled where the maximum grows", online(sums=False))
 FAULTS.cause("running sums are not rescaled where the maximum grows", online(sums=False, totals=False))

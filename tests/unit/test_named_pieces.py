@@ -11,6 +11,7 @@ from mechanisms import case_of, explaining, library, seen, where
 from ringref.problem import Dilation
 from ringref.sharding import key_positions, pieces
 from ringverify.diagnosis import reading
+from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.narrowing import ROUNDED
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.substituting import SUBSTITUTED
@@ -251,6 +252,55 @@ def test_an_lse_of_the_maximum_before_the_sink_is_told():
     assert explaining(SUBSTITUTED, wrong) == [words]
 
 
+def latest(steps, here, hop, running, new):
+    """Sums that are shifted by the maximum of the block in hand, whatever came before."""
+    top = here.notes.get("top", new.lse)
+    above = here.notes["top"] = new.lse  # of one key a block, the score is both
+    fade = (top - torch.where(above == -math.inf, 0.0, above)).exp()
+    if running is None:
+        return new
+    total = fade * (running.lse - torch.where(top == -math.inf, 0.0, top)).exp() + (above > -math.inf)
+    out = (fade * (running.lse - torch.where(top == -math.inf, 0.0, top)).exp())[..., None] * running.out
+    out = (out + (above > -math.inf)[..., None] * new.out) / torch.where(total == 0, 1.0, total)[..., None]
+    return Partial(out, above + total.log())
+
+
+def test_a_maximum_of_the_latest_block_is_told():
+    """A row that has no key in a block forgets all that it had before."""
+    cases = [case_of(size=size, query_length=size, window=(left, 0)) for size, left in ((3, 1), (4, 1), (4, 2))]
+    implementation = Implementation(ring_of(replace(STEPS, accumulate=latest)), "latest", EVERYTHING)
+    scenes, _ = seen(implementation, cases, gradients=False)
+    says = "the running maximum is that of the latest block alone{}: rows without a key in it lose what came before"
+    known = library(says.format("")) + library(says.format(", where a rank attends some of it"))
+    assert explaining(known, scenes) == [says.format("")]
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+def test_a_mask_before_the_softcap_is_told_where_blocks_are_skipped(windowed):
+    """Those that are skipped have no score at all; which these are, the window decides or not."""
+
+    def attend(q, k, v, call):
+        p, i, found = call.problem, call.positions[:, None], []
+        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
+        for x, into in zip((k, v), every, strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        for held, of_k in zip(key_positions("contiguous", p.nk, call.world_size), every[0], strict=True):
+            j = torch.as_tensor(held)
+            mask, near = j <= i, j >= i - p.window[0]
+            s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, of_k)).masked_fill(~(mask & near), -math.inf)
+            s = p.softcap * torch.tanh(s / p.softcap)
+            found.append(s if (mask & near if windowed else mask).any() else s.fill_(-math.inf))
+        s = torch.cat(found, dim=-1)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), torch.cat(every[1], dim=1)), s.logsumexp(-1)
+
+    declared = Capabilities(causal="always", window=True, softcap=True, lse=True, gradients=False)
+    cases = [case_of(causal=True, window=(left, None), softcap=cap) for left, cap in ((1, 1.0), (2, 2.0), (0, 1.0))]
+    scenes, _ = seen(Implementation(attend, "capped", declared), cases, gradients=False)
+    (found,) = {text.removesuffix(", except in rows without keys") for text in explaining(FILLED, scenes)}
+    end = "some" if windowed else "some but for the window"
+    assert found.endswith(f"in blocks of which a rank attends {end}")
+
+
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +329,26 @@ def test_gradients_that_are_sent_once_more_are_told():
     words = (
         "a rank that skips a hop does not take the dk and dv that arrive: it sends those of the hop before once more"
     )
+    assert explaining(library(words), scenes) == [words]
+
+
+@pytest.mark.parametrize(
+    ("last", "whose"), [(True, "the last block that a rank attends"), (False, "a rank's own block")]
+)
+def test_an_lse_of_one_block_that_is_kept_is_told(last, whose):
+    """For all blocks of the backward."""
+
+    def kept(here, saved):
+        q, k, v, out, _ = saved
+        owner = ((0 if here.problem.causal else here.rank + 1) if last else here.rank) % here.size
+        dist.all_gather(every := [torch.empty_like(k) for _ in range(here.size)], k.contiguous(), group=here.group)
+        s = here.problem.scale_value * torch.einsum("bqhd,bkhd->bhqk", q, every[owner])
+        mask = here.shards[owner] <= here.call.positions[:, None] if here.problem.causal else s < math.inf
+        return q, k, v, out, s.masked_fill(~mask, -math.inf).logsumexp(-1)
+
+    cases = [case_of(size=size, query_length=2 * size, causal=causal) for size in (2, 3) for causal in (True, False)]
+    scenes, _ = seen(Implementation(ring_of(replace(STEPS, kept=kept)), "kept", EVERYTHING), cases, gradients=True)
+    words = f"the lse that is kept for the backward is that of {whose} instead of the merged one"
     assert explaining(library(words), scenes) == [words]
 
 
