@@ -38,12 +38,14 @@ class Filling:
         score: their score, by the scores that they would have and by whether a row attends anything; -inf excludes.
         follows: whether their score changes with q and k.
         late: whether their weight is taken away after the softmax.
+        where: which pairs are meant, if not all, to follow the clause.
     """
 
     text: str
     score: Callable[[Scene, Array, Mask], Array | float]
     follows: bool = False
     late: bool = False
+    where: str = ""
 
 
 def _of_softcap(scene: Scene, s: Array, empty: Mask) -> Array | float:
@@ -72,9 +74,9 @@ FILLINGS = (
     ),
     *(
         Filling(
-            "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf, in blocks "
-            f"of which a rank attends some{but}",
+            "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf",
             functools.partial(_of_softcap_where, windowed),
+            where=f", in blocks of which a rank attends some{but}",
         )
         for windowed, but in ((True, ""), (False, " but for the window"))
     ),
@@ -140,9 +142,11 @@ def _attention(scene: Scene, filling: Filling, cleared: bool, s: Array, slope: A
     q, dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
     scores, counts = np.where(m > 0, s, fill), np.where(m > 0, m, fill > -np.inf)
     with np.errstate(all="ignore"):
-        top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
-        weights = counts * np.exp(scores - np.where(top == -np.inf, 0.0, top))
-        total = weights.sum(axis=-1, keepdims=True)
+        sunk = -np.inf if x.sinks is None else x.sinks[:, None, None]
+        top = np.maximum(np.max(scores, axis=-1, keepdims=True, initial=-np.inf), sunk)
+        shift = np.where(top == -np.inf, 0.0, top)
+        weights = counts * np.exp(scores - shift)
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sunk - shift)
         lse = (top + np.log(total))[..., 0]
     w = weights / np.where(total == 0, 1.0, total)
     kept = np.where(m > 0, 1.0, 0.0) if filling.late else 1.0
@@ -154,8 +158,10 @@ def _attention(scene: Scene, filling: Filling, cleared: bool, s: Array, slope: A
         for part, y in ((ds, q), (w * kept, dout))
     )
     scores = np.where(counts > 0, scores, 0.0)
-    inner = Intermediates(counts, scores, scores, w, lse)
-    return Answer((w * kept @ v).swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner)
+    of_sinks = None if x.sinks is None else (np.exp(sunk - shift) / total)[..., 0]
+    dsinks = None if of_sinks is None else -(of_sinks * delta).sum(axis=0)
+    inner = Intermediates(counts, scores, scores, w, lse, x.sinks, of_sinks)
+    return Answer((w * kept @ v).swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner, dsinks)
 
 
 def _uncovered(pairs: Pairs) -> Counts:
@@ -262,7 +268,7 @@ GUARDED = ", except in rows without keys"
 
 FILLED: list[Hypothesis] = [
     *(
-        Hypothesis(one.text, STEPS, more=GUARDED * guarded, judge=_judge(one, cleared, guarded))
+        Hypothesis(one.text, STEPS, more=one.where + GUARDED * guarded, judge=_judge(one, cleared, guarded))
         for guarded in (False, True)
         for cleared in (False, True)
         for one in FILLINGS

@@ -29,6 +29,7 @@ from ringverify.diagnosis.merges import ways_to_merge
 from ringverify.diagnosis.pairs import (
     CONSTRAINTS,
     NOT_COMPUTED,
+    TEAM,
     Ints,
     Mask,
     OneSide,
@@ -157,9 +158,11 @@ def _made() -> Iterator[Otherwise]:
         says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"
         yield Otherwise(says, functools.partial(_as_block_of_the_world, number), 0.5)
     yield Otherwise("keys of blocks that have wrapped around the ring are taken for keys before the first", _wrapped, 1)
-    for spared, (text, skips) in product((False, True), ways_to_skip()):
+    for teams, spared, (text, skips) in product((False, True), (False, True), ways_to_skip()):
         never = ", but never a rank's own" if spared else ""
-        yield Otherwise(text + never, functools.partial(skipped, skips, spared), 1 + 0.25 * spared)
+        whose = f", blocks being those of teams {TEAM}" if teams else ""
+        cost = 1 + 0.25 * spared + 0.5 * teams
+        yield Otherwise(text + never + whose, functools.partial(skipped, skips, spared, teams), cost)
     for text, of_tiles in ways_to_leave_unmasked():
         yield Otherwise(text, of_tiles, 1)
     yield from ways_to_merge()

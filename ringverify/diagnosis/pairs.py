@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -107,6 +108,30 @@ class Pairs:
         return found
 
     @functools.cached_property
+    def of_teams(self) -> Pairs:
+        """The pairs as teams of ranks see them that exchange heads, and whose joined shards then go round a ring.
+
+        As many ranks are a team as divide ranks and key heads; if that is one, these are the same pairs.
+        """
+        together = math.gcd(self.size, self.problem.hk)
+        if together == 1 or self.case.replicated:
+            return self
+        one = copy.copy(self)
+        one.__dict__.pop("of_branches", None)
+        one.size = self.size // together
+        one.queries, one.keys = (
+            side(
+                [np.sort(np.concatenate(x.shards[at : at + together])) for at in range(0, self.size, together)],
+                x.total,
+                keys=x is self.keys,
+            )
+            for x in (self.queries, self.keys)
+        )
+        one.rank, one.owner = one.queries.rank, one.keys.rank
+        one.hop = (one.rank - one.owner) % one.size
+        return one
+
+    @functools.cached_property
     def padding(self) -> Mask:
         """Keys that no query may attend, `(B, 1, 1, Nk)`."""
         p, j = self.problem, np.arange(self.problem.nk)
@@ -169,6 +194,9 @@ class Otherwise:
     zeros: Callable[[Pairs], Counts] | None = None
     lse: float = -np.inf
 
+
+TEAM = "of as many ranks as divide ranks and key heads"
+"""Which ranks exchange heads, where these then go round a ring, to follow "teams"."""
 
 NOT_COMPUTED = "nothing is computed: results are 0, lse too"
 

@@ -94,6 +94,9 @@ POSITIONS: dict[str, At] = {
     "of the rank in the world instead of the rank in the group": of_world,
     "of the rank in the world less the first one of the group": functools.partial(of_world, first=True),
     **{f"{abs(by)} too {'large' if by > 0 else 'small'}": _shifted(by) for by in (-1, 1, -2, 2)},
+    "level with the last key from the first query on, as if it were the only one": lambda pairs, x: (
+        x.p + pairs.problem.nq - 1
+    ),
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
     "counted on from the shard's first one": lambda pairs, x: x.at(x.rank, 0 * x.place) + x.place,

@@ -17,7 +17,7 @@ import numpy as np
 from ringref.attention import attention
 from ringref.rounding import allowed_error
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
-from ringverify.diagnosis.pairs import Ints
+from ringverify.diagnosis.pairs import TEAM, Ints
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -144,7 +144,6 @@ def _between_teams(by: int, scene: Scene, x: Array, of_keys: int) -> Array:
     return _between_ranks(lambda n: np.roll(np.arange(n), -by * _divisor(scene)), scene, x, of_keys)
 
 
-TEAM = "of as many ranks as divide ranks and key heads"
 WHOLE: dict[str, Rearranged] = {
     **{f"whole shards, {how}": functools.partial(_between_ranks, of) for how, of in ORDERS.items()},
     **{

@@ -34,8 +34,16 @@ Skips = Callable[[Pairs, Ends], "Mask | None"]
 """Whether a block, or a tile of it, is skipped, by pairs; `None` where the mask is not there that would skip it."""
 
 
-def skipped(skips: Skips, spared: bool, pairs: Pairs) -> Counts | None:
-    """Return counts without the pairs of blocks or tiles that are skipped; a rank's own block may be spared."""
+def skipped(skips: Skips, spared: bool, teams: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without the pairs of blocks, or tiles of them, that are skipped.
+
+    Args:
+        skips: whether a block is skipped.
+        spared: whether a rank's own is not.
+        teams: whether blocks are those of teams; see `Pairs.of_teams`.
+        pairs: the pairs.
+    """
+    pairs = pairs.of_teams if teams else pairs
     skip = skips(pairs, Ends(pairs))
     return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
 

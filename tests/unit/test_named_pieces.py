@@ -84,7 +84,31 @@ def consecutive(here, owner, i, j):
 
 
 SPLIT = [Dilation(((w, 1),), heads="split") for w in (2, 3, 4)]
+
+
+def level_with_a_team(here, owner, i, j):
+    """The keys of a team are left out if the first one is level with the last query of the team."""
+    together = math.gcd(here.size, here.problem.hk)
+    of_keys, of_queries = owner // together * together, here.rank // together * together
+    first = min(int(held[0]) for held in here.shards[of_keys : of_keys + together] if len(held))
+    last = max(int(held[-1]) for held in here.shards[of_queries : of_queries + together] if len(held))
+    return not here.problem.causal or first < last
+
+
 READ = {
+    "a block is skipped under a causal mask if its first key is level with the rank's last query, blocks being those "
+    "of teams of as many ranks as divide ranks and key heads": (
+        where(level_with_a_team),
+        [case_of(causal=True, query_length=2, size=2, heads=1), case_of(causal=True, query_length=3, size=2, heads=1),
+         case_of(causal=True, query_length=3, size=4)],
+        [case_of(causal=True, query_length=4, size=4), case_of(query_length=3, size=2, heads=1)],
+    ),
+    "the window is laid with queries at positions level with the last key from the first query on, as if it were the "
+    "only one": (
+        attending(lambda here, owner, i, j: near(here, i + here.problem.nk - 1, j)),
+        [case_of(window=(2, 1), query_length=3, key_length=9), case_of(window=(3, 0), query_length=5, key_length=7)],
+        [case_of(window=(2, 2), query_length=1, key_length=6)],
+    ),
     "the left end of the window is laid at a multiple of the number of ranks: the distance is rounded up to the last "
     "one before the next multiple": (
         attending(in_rounds),
@@ -273,6 +297,23 @@ def test_a_maximum_of_the_latest_block_is_told():
     says = "the running maximum is that of the latest block alone{}: rows without a key in it lose what came before"
     known = library(says.format("")) + library(says.format(", where a rank attends some of it"))
     assert explaining(known, scenes) == [says.format("")]
+
+
+def test_a_mask_before_the_softcap_is_told_beside_sinks():
+    """They take a part of the weight, and have a gradient."""
+
+    def attend(q, k, v, call):
+        i, j = call.positions[:, None], call.key_positions
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(j > i, -math.inf)
+        s = call.softcap * torch.tanh(s / call.softcap)
+        lse = torch.logaddexp(s.logsumexp(-1), call.sinks[:, None])
+        return torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v), lse
+
+    declared = Capabilities(world_sizes=(1,), causal="always", softcap=True, sinks=True, lse=True, lse_gradient=True)
+    cases = [case_of(size=1, query_length=n, causal=True, softcap=2.0, sinks=True, seed=n) for n in (4, 6)]
+    scenes, _ = seen(Implementation(attend, "sunk", declared), cases, gradients=True)
+    (found,) = {text.split(",")[0] for text in explaining(FILLED, scenes)}
+    assert found == "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf"
 
 
 @pytest.mark.parametrize("windowed", [True, False])
