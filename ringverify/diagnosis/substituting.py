@@ -38,7 +38,7 @@ head, and of ranks."""
 
 SINKS_AS: dict[str, Callable[[Problem, Array], tuple[Array, Array]]] = {
     "the softcap is applied to the sinks as well": lambda p, sinks: (
-        _softcapped(p, sinks), np.ones_like(sinks) if p.softcap is None else np.cosh(sinks / p.softcap) ** -2
+        _softcapped(p, sinks), np.ones_like(sinks) if p.softcap is None else 1 - np.tanh(sinks / p.softcap) ** 2
     ),
     "the sinks are multiplied by the scale": lambda p, sinks: (
         p.scale_value * sinks, np.full_like(sinks, p.scale_value)
