@@ -27,7 +27,7 @@ PIECE = 0
 def ways_to_bound() -> Iterator[Otherwise]:
     """Yield keys of tiles of queries that are bounded by one query of the tile, as a mask otherwise made."""
     for tile, (by, ends) in product((WHOLE, PIECE, *TILES), ENDS.items()):  # of what is whole, nothing is said of tiles
-        named = {WHOLE: "a shard of queries", PIECE: "a piece of a zigzag shard of queries"}
+        named = {WHOLE: "a shard of queries", PIECE: "a shard of queries, and each piece of a zigzag one,"}
         whose = f"{named.get(tile, f'a tile of {tile} queries of a shard')} attends no key"
         for text, end, past in (
             (f"after {by.format('end')} of its first query", "last", False),

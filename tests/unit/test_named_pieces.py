@@ -128,8 +128,8 @@ READ = {
          case_of(dilation=SPLIT[1])],
         [case_of(dilation=SPLIT[2]), case_of(dilation=SPLIT[2], query_length=7)],
     ),
-    "a piece of a zigzag shard of queries attends no key at the beginning of the window of its first query, which is "
-    "taken for one before it": (
+    "a shard of queries, and each piece of a zigzag one, attends no key at the beginning of the window of its first "
+    "query, which is taken for one before it": (
         attending(beginning_late),
         [case_of(window=(2, 2), sharding="zigzag"), case_of(window=(1, None), sharding="zigzag", size=2),
          case_of(window=(2, 1))],
