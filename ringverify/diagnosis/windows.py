@@ -57,15 +57,29 @@ def ways_to_lay_one_end() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_one_end, end, at), 1)
 
 
-def _zero_is_none(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
-    """Return counts if these sides of a window are not bounded where they are 0."""
+def _laid(change: Callable[[int], int | None], ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
+    """Return counts with these ends of a window at other distances, where they are bounded; `None` is not bounded."""
     p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
     if p.window is None:
         return None
-    left, right = (None if side == 0 and end in ends else side for side, end in zip(p.window, SIDES, strict=True))
+    left, right = (
+        change(side) if side is not None and end in ends else side for side, end in zip(p.window, SIDES, strict=True)
+    )
     i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in plain)
     rest = pairs.counts(lambda name: None if name == "window" else plain)
     return rest * pattern.window(i, j, left=left, right=right, diagonal=p.diagonal)
+
+
+def _zero_is_none(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
+    """Return counts if these sides of a window are not bounded where they are 0."""
+    return _laid(lambda side: side or None, ends, pairs)
+
+
+def _in_units(
+    ends: tuple[str, ...], unit: Callable[[Pairs], int], rounded: Callable[[int, int], int], pairs: Pairs
+) -> Counts | None:
+    """Return counts if the distances of these ends of a window are rounded to multiples of a unit."""
+    return _laid(lambda side: rounded(side, max(1, unit(pairs))), ends, pairs)
 
 
 def _in_rows(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
@@ -82,22 +96,6 @@ def _in_rows(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
         at, diagonal = ((of_i, of_j), p.diagonal // pairs.size) if of_rows else ((i, j), p.diagonal)
         found = found * pattern.window(*at, left=sides["left"], right=sides["right"], diagonal=diagonal)
     return found
-
-
-def _in_units(
-    ends: tuple[str, ...], unit: Callable[[Pairs], int], rounded: Callable[[int, int], int], pairs: Pairs
-) -> Counts | None:
-    """Return counts if the distances of these ends of a window are rounded to multiples of a unit."""
-    p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
-    if p.window is None:
-        return None
-    left, right = (
-        rounded(side, max(1, unit(pairs))) if side is not None and end in ends else side
-        for side, end in zip(p.window, SIDES, strict=True)
-    )
-    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in plain)
-    rest = pairs.counts(lambda name: None if name == "window" else plain)
-    return rest * pattern.window(i, j, left=left, right=right, diagonal=p.diagonal)
 
 
 def _one_end(end: str, at: At, pairs: Pairs) -> Counts | None:

@@ -231,9 +231,8 @@ class ProgressBar:
 
     def __init__(self, console: Console, *, live: bool = True, quiet: bool = False) -> None:
         self._live = live
-        self._console = console
-        self._implementation = ""
-        self._told_of: str | None = "" if quiet else None
+        self._log = None if quiet or console.is_terminal else console
+        self._implementation = self._told_of = ""
         self._progress = Progress(
             TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -272,9 +271,9 @@ class ProgressBar:
         if self._task is not None:
             self._title = title
             self._describe(title)
-        elif self._progress.disable and self._told_of not in ("", self._implementation):
+        elif self._log is not None and self._told_of != self._implementation:
             self._told_of = self._implementation
-            self._console.print(Text(f"  {title}", "dim"), soft_wrap=True)
+            self._log.print(Text(f"  {title}", "dim"), soft_wrap=True)
 
     def stop(self) -> None:
         """Remove the bar."""
