@@ -30,10 +30,11 @@ from ringverify.check.sameness import ToldFailure, repeated
 from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
 from ringverify.check.suggesting import suggested
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
+from ringverify.diagnosis.conduct import differing, in_words, of_deadlock, of_state
 from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.needs import Needs
+from ringverify.diagnosis.needs import MOST_RANKS, Needs
+from ringverify.diagnosis.varying import Varying
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint, Needed
 from ringverify.properties.adversity import HAZARDS
@@ -58,6 +59,12 @@ STATE_SUSPECTS = 12
 
 STATE_SEARCH = 10.0
 """Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two."""
+
+ALIKE = {"ranks": "number of ranks", "length": "length", "causal": "causal mask", "sharding": "sharding"}
+"""Factors that may have to be the same in an earlier call whose state is used again, since it is kept by them too."""
+
+STATE_VARYING = 3.0
+"""Seconds for finding that out; every attempt costs a fresh process."""
 
 STATE_SHRINKING = 10.0
 """Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
@@ -416,6 +423,27 @@ def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:
     if violation is None or violation.finding is None or not math.isnan(violation.finding.actual):
         return None  # what is wrong without NaN is so whatever new memory holds
     return violation
+
+
+def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Needed | None:
+    """Return what a case needs that fails after another one, with what has to be the same in both.
+
+    That is another length, say, with which the earlier one lets it pass. Where the two differ in several fields, or it
+    is no state that was found, it is what was known before.
+    """
+    fields = tuple(differing(shown.case, shown.after[0]))
+    if shown.needs is None or len(fields) != 1 or shown.needs.requires != of_state(fields)[:1]:
+        return shown.needs
+    varying, alike = Varying(runner.capabilities, MOST_RANKS), list[str]()
+    until = time.monotonic() + STATE_VARYING
+    for factor, words in ALIKE.items():
+        others = [one for one in varying.of(shown.after[0], factor) if property.applies(one, runner.capabilities)]
+        if not others or words == in_words(fields[0]) or time.monotonic() > until:
+            continue
+        other = min(others, key=lambda one: len(differing(shown.after[0], one)))
+        if _afresh(property, runner, [other, shown.case]).violation is None:
+            alike.append(words)
+    return dataclasses.replace(shown.needs, requires=of_state(fields, alike)[:1])
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import platform
 import shlex
 import time
@@ -25,6 +26,7 @@ from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
+from ringverify.check.finishing import with_what_is_alike
 from ringverify.check.hunting import hunt
 from ringverify.check.jobs import Jobs, setup_of
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
@@ -581,13 +583,17 @@ class ImplementationRun:
         )
         if repeated is None or shown.violation.reason not in [one.shown.violation.reason for one in self._stories]:
             self._stories.append(ToldFailure(property, dataclasses.replace(shown, same_as=repeated)))
+        needs = shown.needs
+        if shown.after and repeated is None:
+            varied = functools.partial(with_what_is_alike, property, runner, shown)
+            needs = attempt(mishaps, "varying the earlier case", varied, needs)
         # After a run without results, the map still shows which rank holds which positions.
         region = attempt(
             mishaps, "drawing where", lambda: shown.diagnosis.region or outline(shown.case, runner.capabilities), None
         )
         return dataclasses.replace(
             counterexample_event(shown, implementation=self.implementation.name, property=property.id),
-            needs=shown.needs,
+            needs=needs,
             region=None if region is None else region.told(),
             after=tuple(case.describe() for case in shown.after),
             shrunk_from=shown.first.describe(),

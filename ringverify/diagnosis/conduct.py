@@ -57,6 +57,11 @@ WORDS = {
 """Fields of a case in words, where their names are not."""
 
 
+def in_words(field: str) -> str:
+    """Return the name of a field of a case for a sentence."""
+    return WORDS.get(field, field.replace("_", " "))
+
+
 def differing(case: Case, other: Case) -> dict[str, object]:
     """Return the fields in which another case differs, with its values: those of the problem, then of the case."""
     found: dict[str, object] = {}
@@ -67,9 +72,14 @@ def differing(case: Case, other: Case) -> dict[str, object]:
     return found
 
 
-def of_state(fields: Sequence[str]) -> tuple[str, str]:
-    """Return what a case needs, and the cause, where it fails only after another one that differs in these fields."""
-    names = list(dict.fromkeys(WORDS.get(field, field.replace("_", " ")) for field in fields))
+def of_state(fields: Sequence[str], alike: Sequence[str] = ()) -> tuple[str, str]:
+    """Return what a case needs, and the cause, where it fails only after another one.
+
+    Args:
+        fields: those in which the two differ.
+        alike: in words, what has to be the same in both.
+    """
+    names = list(dict.fromkeys(map(in_words, fields)))
     if len(names) > 1:  # the two were not shrunk together, so that they may differ in what does not matter
         return (
             "an earlier call in the same process",
@@ -79,7 +89,8 @@ def of_state(fields: Sequence[str]) -> tuple[str, str]:
         needs = "an earlier call in the same process, with the same arguments"
         return needs, "what an earlier call leaves behind in the process changes the result of the same call"
     other = f"other {names[0]}" if names[0].endswith("s") else f"another {names[0]}"
+    same = f" and the same {', '.join([*alike[:-2], ' and '.join(alike[-2:])])}" if alike else ""
     return (
-        f"an earlier call in the same process with {other}",
+        f"an earlier call in the same process with {other}{same}",
         f"what an earlier call with {other} leaves behind in the process is used again",
     )

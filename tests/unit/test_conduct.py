@@ -18,7 +18,9 @@ from ringverify.check.beside import beside
 from ringverify.check.budget import ENDLESS
 from ringverify.check.explaining import judged
 from ringverify.check.hunting import hunt
+from ringverify.check.searching import Counterexample
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
+from ringverify.events import Needed
 from ringverify.faults.ring import STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.adversity import HAZARDS
@@ -182,6 +184,12 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch):
     assert judgement.violation is not None
     needs, cause = of_state(tuple(differing(case, after[0])))
     assert needs == "an earlier call in the same process with another window"
+    told = Needed(requires=(needs,), irrelevant=(), complete=True)
+    found = Counterexample(case, judgement.violation, "", case, 0, True, True, after, needs=told)
+    (said,) = finishing.with_what_is_alike(FORWARD, runner, found).requires
+    assert said == f"{needs} and the same length"
+    several = dataclasses.replace(found, after=(after[0].replace(seed=99),))
+    assert finishing.with_what_is_alike(FORWARD, runner, several) == told
     assert cause.startswith("what an earlier call with another window leaves behind")
 
 
