@@ -60,8 +60,9 @@ STATE_SUSPECTS = 12
 STATE_SEARCH = 10.0
 """Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two."""
 
-ALIKE = {"ranks": "number of ranks", "length": "length", "causal": "causal mask", "sharding": "sharding"}
-"""Factors that may have to be the same in an earlier call whose state is used again, since it is kept by them too."""
+ALIKE = {"ranks": "world_size", "length": "query_length", "causal": "causal", "sharding": "sharding"}
+"""Factors that may have to be the same in an earlier call whose state is used again, since it is kept by them too, each
+with its field."""
 
 STATE_VARYING = 3.0
 """Seconds for finding that out; every attempt costs a fresh process."""
@@ -436,13 +437,13 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
         return shown.needs
     varying, alike = Varying(runner.capabilities, MOST_RANKS), list[str]()
     until = time.monotonic() + STATE_VARYING
-    for factor, words in ALIKE.items():
+    for factor, field in ALIKE.items():
         others = [one for one in varying.of(shown.after[0], factor) if property.applies(one, runner.capabilities)]
-        if not others or words == in_words(fields[0]) or time.monotonic() > until:
+        if not others or field in fields or time.monotonic() > until:
             continue
         other = min(others, key=lambda one: len(differing(shown.after[0], one)))
         if _afresh(property, runner, [other, shown.case]).violation is None:
-            alike.append(words)
+            alike.append(in_words(field))
     return dataclasses.replace(shown.needs, requires=of_state(fields, alike)[:1])
 
 
