@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs, branch
-from ringverify.diagnosis.positions import At, sharded
+from ringverify.diagnosis.positions import At, own_keys, sharded
 from ringverify.diagnosis.scene import Counts
 
 OFFSETS: dict[str, Callable[[int, int, int], Ints]] = {
@@ -63,7 +63,7 @@ def ways_to_dilate() -> Iterator[Otherwise]:
 LOCAL: dict[str, Callable[[Pairs], Ints]] = {
     "the shortest shard": lambda pairs: np.array(min(map(len, pairs.keys.shards))),
     "the longest shard": lambda pairs: np.array(max(map(len, pairs.keys.shards))),
-    "the rank's shard": lambda pairs: np.array([len(held) for held in pairs.keys.shards])[pairs.rank],
+    "the rank's shard": own_keys,
 }
 """Up to which length a segment may be taken to lie within a shard, in words."""
 

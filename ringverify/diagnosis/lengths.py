@@ -9,11 +9,11 @@ import numpy as np
 
 from ringref import pattern
 from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
-from ringverify.diagnosis.positions import POSITIONS, At
+from ringverify.diagnosis.positions import POSITIONS, At, own_keys
 from ringverify.diagnosis.scene import Counts
 
 LENGTHS: dict[str, Callable[[Pairs], Ints]] = {
-    "the rank's own shard": lambda pairs: np.array([len(held) for held in pairs.keys.shards])[pairs.rank],
+    "the rank's own shard": own_keys,
     "the first rank's shard": lambda pairs: np.array(len(pairs.keys.shards[0])),
     "the last rank's shard": lambda pairs: np.array(len(pairs.keys.shards[-1])),
 }

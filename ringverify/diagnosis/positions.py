@@ -135,16 +135,22 @@ OWNERS: dict[str, Callable[[Pairs], Ints]] = {
 }
 """Ranks that are taken for the owner of a block."""
 
+
+def own_keys(pairs: Pairs) -> Ints:
+    """Return how many keys the rank of each pair holds."""
+    return np.array([len(held) for held in pairs.keys.shards])[pairs.rank]
+
+
 HELD: dict[str, Callable[[Pairs], Ints]] = {
     "of a rank and of the block": lambda pairs: pairs.keys.count,
-    "of a rank": lambda pairs: np.array([len(held) for held in pairs.keys.shards])[pairs.rank],
+    "of a rank": own_keys,
 }
 """How many keys decide how cross lengths are aligned, beside the queries of the rank."""
 
 
 def by_own_length(pairs: Pairs) -> Ints:
     """Positions of keys counted from the owner times the number of keys of the rank in hand."""
-    return pairs.owner * HELD["of a rank"](pairs) + pairs.keys.place
+    return pairs.owner * own_keys(pairs) + pairs.keys.place
 
 
 def of_full_pages(pairs: Pairs) -> Ints:

@@ -121,9 +121,7 @@ LSES: dict[str, Callable[[Scene], Array]] = {
     "-inf in rows without keys, though there are sinks": lambda scene: np.where(
         (_inner(scene).m > 0).any(axis=-1), _inner(scene).lse, -np.inf
     ),
-    "computed with the maximum of the scores, where the sum is shifted by the sink, which is larger": lambda scene: (
-        _behind_the_sink(scene)
-    ),
+    "computed with the maximum of the scores, where the sum is shifted by the sink, which is larger": _behind_the_sink,
     "that of each key once, where the mask counts some more often": lambda scene: _summed(
         scene, _inner(scene).scores, np.minimum(_inner(scene).m, 1)
     ),

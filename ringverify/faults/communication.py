@@ -264,7 +264,7 @@ def _sent_again(steps: Steps, here: Here, hop: int, owner: int, carried: Block |
     if carried is not None and not bool(multiplicity(steps, here, hop, owner).any()):
         part, carried = like(here.notes["sent"], here, owner), None
     here.notes["sent"] = part if carried is None else steps.add_part(hop, carried, part)
-    return travel(steps, here, hop, owner, carried, part)
+    return travel(steps, here, hop, owner, None, here.notes["sent"])
 
 
 FAULTS.cause(

@@ -14,6 +14,7 @@ from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import permuted
 from ringverify.faults.fault import Faults
 from ringverify.faults.masking import no_padding
+from ringverify.faults.merging import TILES
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import STEPS, Steps, Times, gradients
 from ringverify.faults.tensors import given
@@ -91,7 +92,7 @@ for which, what in {"kv": "dk and dv", "k": "dk", "v": "dv"}.items():
         f"zigzag: the {what} of a rank's later piece of queries are written over those of its earlier piece",
         _written_over(_pieces, which),
     )
-    for tile in range(2, 9):
+    for tile in TILES:
         FAULTS.cause(
             f"the {what} of each tile of {tile} queries are written over those of the tile before",
             _written_over(lambda here, tile=tile: torch.arange(len(here.call.positions)) // tile, which),  # type: ignore[misc]

@@ -236,7 +236,7 @@ def _against_the_merged(*, new: bool) -> Steps:
     def merge(a: Partial, b: Partial) -> Partial:
         lse = torch.logaddexp(a.lse, b.lse)
         difference = b.lse - lse if new else lse - a.lse
-        share = torch.where(difference == difference, torch.sigmoid(difference), 0.0)[..., None]
+        share = torch.sigmoid(difference).nan_to_num(nan=0.0)[..., None]  # of two empty parts
         return Partial(a.out + share * (b.out - a.out), lse)
 
     return replace(STEPS, merge=merge)
@@ -253,11 +253,51 @@ FAULTS.cause(
 )
 
 
+def _average(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+    if running is None:
+        return new
+    return Partial((hop * running.out + new.out) / (hop + 1), torch.logaddexp(running.lse, new.lse))
+
+
+FAULTS.cause("out is the plain average over blocks", replace(STEPS, accumulate=_average))
+
+
+def _average_of_attended(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+    if bool((new.lse == -math.inf).all()):
+        return new if running is None else running
+    here.notes["merged"] = count = here.notes.get("merged", 0) + 1
+    return new if count == 1 else _average(steps, here, count - 1, running, new)
+
+
+FAULTS.cause(
+    "out is the plain average over blocks", replace(STEPS, accumulate=_average_of_attended), more=" that are attended"
+)
+
+
+def _unscaled(*, earlier: bool, new: bool) -> Steps:
+    """Merge with a term of out as it is, its weight left out; a term of no keys has none."""
+
+    def merge(a: Partial, b: Partial) -> Partial:
+        lse = torch.logaddexp(a.lse, b.lse)
+        shift = torch.where(lse == -math.inf, 0.0, lse)
+        of_a, of_b = (
+            (x.lse > -math.inf)[..., None].to(x.out.dtype) if unscaled else weight(x.lse, shift)
+            for x, unscaled in ((a, earlier), (b, new))
+        )
+        return Partial(of_a * a.out + of_b * b.out, lse)
+
+    return replace(STEPS, merge=merge)
+
+
+FAULTS.cause("the merge does not rescale the out that came before", _unscaled(earlier=True, new=False))
+FAULTS.cause("the merge does not weigh the new block's out", _unscaled(earlier=False, new=True))
+
+
 Merge = Callable[[Partial, Partial], Partial]
 
 OF_PARTS: dict[str, Merge] = {
-    "do not rescale the out that came before": lambda a, b: _unscaled(earlier=True, new=False).merge(a, b),
-    "do not weigh the new one's out": lambda a, b: _unscaled(earlier=False, new=True).merge(a, b),
+    "do not rescale the out that came before": _unscaled(earlier=True, new=False).merge,
+    "do not weigh the new one's out": _unscaled(earlier=False, new=True).merge,
     "keep the larger of both log-sum-exps": merging(lse=torch.maximum).merge,
     "keep the new one's lse": merging(lse=lambda a, b: b).merge,
     "keep the earlier lse": merging(lse=lambda a, b: a).merge,
@@ -312,46 +352,6 @@ for tile in TILES:
             _rescaled_in_tiles(tile, sums=sums, totals=totals),
             tile=tile,
         )
-
-
-def _average(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
-    if running is None:
-        return new
-    return Partial((hop * running.out + new.out) / (hop + 1), torch.logaddexp(running.lse, new.lse))
-
-
-FAULTS.cause("out is the plain average over blocks", replace(STEPS, accumulate=_average))
-
-
-def _average_of_attended(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
-    if bool((new.lse == -math.inf).all()):
-        return new if running is None else running
-    here.notes["merged"] = count = here.notes.get("merged", 0) + 1
-    return new if count == 1 else _average(steps, here, count - 1, running, new)
-
-
-FAULTS.cause(
-    "out is the plain average over blocks", replace(STEPS, accumulate=_average_of_attended), more=" that are attended"
-)
-
-
-def _unscaled(*, earlier: bool, new: bool) -> Steps:
-    """Merge with a term of out as it is, its weight left out; a term of no keys has none."""
-
-    def merge(a: Partial, b: Partial) -> Partial:
-        lse = torch.logaddexp(a.lse, b.lse)
-        shift = torch.where(lse == -math.inf, 0.0, lse)
-        of_a, of_b = (
-            (x.lse > -math.inf)[..., None].to(x.out.dtype) if unscaled else weight(x.lse, shift)
-            for x, unscaled in ((a, earlier), (b, new))
-        )
-        return Partial(of_a * a.out + of_b * b.out, lse)
-
-    return replace(STEPS, merge=merge)
-
-
-FAULTS.cause("the merge does not rescale the out that came before", _unscaled(earlier=True, new=False))
-FAULTS.cause("the merge does not weigh the new block's out", _unscaled(earlier=False, new=True))
 
 
 def online(

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.check import finishing
+from ringverify.check import finishing, sameness
 from ringverify.check.beside import beside
 from ringverify.check.budget import ENDLESS
+from ringverify.check.drawing import drawn
 from ringverify.check.explaining import judged
 from ringverify.check.hunting import hunt
+from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Counterexample
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
 from ringverify.events import Needed
@@ -25,10 +27,13 @@ from ringverify.faults.ring import STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
+from ringverify.properties.incremental import INCREMENTAL
 from ringverify.properties.property import Violation
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.uninitialised import UNINITIALISED
 from ringverify.properties.values import FORWARD
+from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
+from ringverify.targets import load
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import Failure
 
@@ -236,3 +241,12 @@ def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):
     assert found.case != found.first
     assert found.violation.summary.startswith("after 0.2 s rank 0 had not returned: ")
     assert found.violation.summary.endswith(" (the case it was shrunk from, after 0.5 s)")
+
+
+def test_a_case_of_calls_on_a_cache_is_compared_with_others_without_the_cache():
+    """A property of others has no results of several calls to judge."""
+    runner = Runner(load("ring"), SimulatedWorld())
+    on_a_cache = next(one for one in drawn(INCREMENTAL, runner.capabilities, 9, seed=0) if one.chunks)
+    case, violation = Case(problem=Problem(query_length=4), world_size=2), Violation(("value", "out"), 0, "wrong")
+    told = ToldFailure(WORLD_SIZE_INVARIANCE, Counterexample(case, violation, "", case, 0, True, True))
+    assert sameness._plain(told, INCREMENTAL, on_a_cache, runner, runner) is None  # our ring breaks neither
