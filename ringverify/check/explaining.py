@@ -185,12 +185,12 @@ def when_it_fails(
     )
 
 
-def held_against_cause(runner: Runner, violation: Violation, needs: Needs, cause: Hypothesis) -> Needs:
-    """Return when a case fails, held against its cause: see `ringverify.diagnosis.foretelling`."""
+def held_against_causes(runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis]) -> Needs:
+    """Return when a case fails, held against its causes: see `ringverify.diagnosis.foretelling`."""
     gradients = _of_gradients(violation)
     seconds = CAUSE_SECONDS * (1 + gradients)
     left = WorkLimit(seconds, lambda: runner.world.processes, wall=WALL * seconds).left
-    return held_against(needs, cause, runner.capabilities, gradients=gradients, left=left)
+    return held_against(needs, causes, runner.capabilities, gradients=gradients, left=left)
 
 
 def _of_gradients(violation: Violation) -> bool:
@@ -267,7 +267,8 @@ def explained(
         return runner.run(case, gradients=True)
 
     try:
-        if (text := of_poison(smallest, c, probe)) is not None:
+        failing = () if needs is None else needs.failing
+        if (text := of_poison(smallest, c, probe, failing)) is not None:
             return Diagnosis(text)
         for these in zip(property.compared(smallest, c), property.compared(first, c), strict=False):
             found = diagnose(
@@ -302,4 +303,4 @@ def _with_rounding(found: Diagnosis, runner: Runner) -> Diagnosis:
     cases = drawn(PRECISION, c, ORDINARY, seed=-1)
     failing = (one for one in cases if (seen := judged_if_possible(PRECISION, one, runner)) and seen.violation)
     told = diagnose_rounding(functools.partial(runner.run, gradients=c.gradients), [*islice(failing, 2)], c)
-    return found if told is None else replace(found, text=told.text, causes=told.causes)
+    return found if told is None else replace(found, text=told.text, causes=told.causes, telling=told.telling)

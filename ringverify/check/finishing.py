@@ -18,7 +18,7 @@ from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import contradicted, would_pass
 from ringverify.check.explaining import (
     explained,
-    held_against_cause,
+    held_against_causes,
     judged,
     judged_if_possible,
     quick_place,
@@ -30,7 +30,7 @@ from ringverify.check.sameness import ToldFailure, repeated
 from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
 from ringverify.check.suggesting import suggested
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.conduct import differing, in_words, of_deadlock, of_state
+from ringverify.diagnosis.conduct import differing, in_words, of_deadlock, of_group, of_state
 from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.needs import MOST_RANKS, Needs
@@ -343,8 +343,8 @@ def _accounted_for(
             None,
         )
         diagnosis = explanation or diagnosis
-        if needs is not None and diagnosis.everywhere and violation.way is None:
-            held = functools.partial(held_against_cause, runner, violation, needs, diagnosis.causes[0])
+        if needs is not None and diagnosis.telling and violation.way is None:
+            held = functools.partial(held_against_causes, runner, violation, needs, diagnosis.telling)
             needs = attempt(mishaps, "holding when it fails against its cause", held, needs)
         declaration = attempt(
             mishaps,
@@ -377,9 +377,12 @@ def _accounted_for(
     elif state is not None:
         told, diagnosis = Needed(requires=(state[0],), irrelevant=(), complete=True), Diagnosis(state[1])
     elif diagnosis.text is None and late is not None:
-        conduct = attempt(
-            mishaps, "naming the cause", lambda: _of_conduct(property, runner, case, violation, told, simulated), None
-        )
+
+        def of_conduct() -> str | None:
+            seen = _of_conduct(property, runner, case, violation, needs, simulated)
+            return seen or (None if needs is None else of_group(needs))
+
+        conduct = attempt(mishaps, "naming the cause", of_conduct, None)
         diagnosis = dataclasses.replace(diagnosis, text=conduct)
         hints = [hint for hint in hints if conduct is None or hint.text not in conduct]  # it is said once
     return dataclasses.replace(shown, diagnosis=diagnosis, declaration=declaration, needs=told, hints=tuple(hints))
@@ -390,10 +393,10 @@ def _of_conduct(
     runner: Runner,
     case: Case,
     violation: Violation,
-    needs: Needed | None,
+    needs: Needs | None,
     watched: Callable[[], Runner | None],
 ) -> str | None:
-    """Return the cause of a violation without wrong values, if the judge, a watched run or who waits for whom tells."""
+    """Return the cause of a violation that no value tells, if the judge, a watched run or who waits for whom does."""
     finding = violation.finding
     if case.chunks and finding is not None and finding.position is not None:
         place = case.call_of(finding.position)
@@ -408,7 +411,7 @@ def _of_conduct(
         return f"{beside.violation.cause}{where}"
     if violation.failure is None:
         return None
-    return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.requires)
+    return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.told().requires)
 
 
 def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:

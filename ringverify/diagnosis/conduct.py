@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ringverify.cases.case import Case
+from ringverify.cases.case import GROUPS, Case
 from ringverify.cases.running import shards
+from ringverify.diagnosis.needs import Needs
 from ringverify.implementation import Capabilities
 from ringverify.worlds.world import Failure
 
@@ -39,6 +40,29 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
                 f"rank {rank} waits for {what}"
             )
     return None
+
+
+def of_group(needs: Needs) -> str | None:
+    """Return the cause where a case fails in a group of a larger world, and not where the group is the world."""
+    exploration = needs.exploration
+    if exploration is None:
+        return None
+    failing = {case for case, failed in exploration.runs.items() if failed}
+    right = {case for case, failed in exploration.runs.items() if not failed}
+    alike = {group for group in GROUPS for case in failing if case.replace(group=group) in right}
+    if "world" not in alike or any(case.group == "world" for case in failing):
+        return None
+    if any(case.group == "leading" for case in failing):
+        return "the default group, or its size, is used where the group of the ring is meant"
+    return OTHER_NUMBERS if "leading" in alike else None
+
+
+OTHER_NUMBERS = (
+    "ranks of the group are used where torch takes those of the world, or the other way round: send, recv and P2POp "
+    "take the latter, as dist.get_global_rank(group, rank) tells them, unless they are given group_dst, group_src or "
+    "group_peer"
+)
+"""Cause of what fails only in groups whose ranks have other numbers in the world."""
 
 
 WORDS = {

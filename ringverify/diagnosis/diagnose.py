@@ -71,7 +71,8 @@ class Diagnosis:
     Attributes:
         text: the cause in a sentence, and what to try first; or why no cause can be told; `None` if none is known.
         causes: the hypotheses that explain what was seen, the simplest first; empty if there is none.
-        everywhere: whether the first is the only one, and there in every case like the smallest.
+        telling: those of them that the text names, if each is there in every case like the smallest: what all of them
+            say of other cases is known of these too.
         residual: the largest difference between what the first cause predicts and what was seen.
         where: where the smallest case is wrong, whether or not a cause is known.
         region: where the smallest case is wrong, as a map.
@@ -79,7 +80,7 @@ class Diagnosis:
 
     text: str | None = None
     causes: tuple[Hypothesis, ...] = ()
-    everywhere: bool = False
+    telling: tuple[Hypothesis, ...] = ()
     residual: float | None = None
     where: Where | None = None
     region: FailureMap | None = None
@@ -323,7 +324,7 @@ def diagnose_rounding(
     """Name what is rounded once more than declared, by the digits of 16-bit cases whose values may be within bounds."""
     scenes = [scene for case in dict.fromkeys(cases) if (scene := _seen(observe, case, capabilities)) is not None]
     found = rounding(scenes)
-    return Diagnosis(found[0].sentence(), tuple(found)) if found else None
+    return Diagnosis(found[0].sentence(), tuple(found), tuple(found[:1])) if found else None
 
 
 def _answered(
@@ -343,13 +344,14 @@ def _answered(
 
 def _told(named: list[Standing], smallest: Scene) -> Diagnosis:
     """Return the diagnosis that names these hypotheses, the first ones in words."""
-    first = named[0]
-    text = "; or ".join(one.sentence(smallest) for one in _apart(named)[:ALTERNATIVES])
+    first, apart = named[0], _apart(named)
+    text = "; or ".join(one.sentence(smallest) for one in apart[:ALTERNATIVES])
     text += f" (residual {first.residual:.0e})"
     if advice := first.hypothesis.advised(smallest):
         text += f". {advice}"
-    alone = len(_apart(named)) == 1 and first.in_all_like_it and not first.somewhere
-    return Diagnosis(text, tuple(one.hypothesis for one in named), alone, first.residual)
+    sure = len(apart) <= ALTERNATIVES and all(one.in_all_like_it and not one.somewhere for one in apart)
+    telling = tuple(one.hypothesis for one in apart if sure)
+    return Diagnosis(text, tuple(one.hypothesis for one in named), telling, first.residual)
 
 
 def _without_digits(scene: Scene) -> str:

@@ -69,37 +69,33 @@ SHOWS = "a case in which what the cause says makes a difference"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Foretelling:
-    """Says by a cause whether cases fail, without running them.
+    """Says by its causes whether cases fail, without running them.
 
     Attributes:
-        cause: the hypothesis.
+        causes: the hypotheses.
         capabilities: what the implementation declares.
         failing: the smallest failing case: of another sharding nothing is known.
         gradients: whether gradients are compared too.
+        harmless: say only which cases pass, as no digit in them is another with a cause: of others it takes the
+            rounding of every sum to know that.
     """
 
-    cause: Hypothesis
+    causes: tuple[Hypothesis, ...]
     capabilities: Capabilities
     failing: Case
     gradients: bool
+    harmless: bool = False
 
     @functools.cache  # noqa: B019 - lives as long as one explanation
     def __call__(self, case: Case) -> bool | None:
-        """Return whether a case fails if the cause is right; `None` where other code may run, or nothing can."""
+        """Return whether a case fails by all causes; `None` where they differ, other code may run, or nothing can."""
         if case.sharding != self.failing.sharding or (case.values == "selectors" and not selectable(case)):
             return None
-        return any(map(self._wrong, case.calls))
-
-    def _wrong(self, case: Case) -> bool:
-        scene = self._right(case)
-        if self.cause.explains(scene) is None:
-            return True  # it predicts something else than the right results
-        return any(
-            bool((margins(found, scene.true(name, rank), scene.limit(name, rank), scene.dtype_of(name)) > 1).any())
-            for rank, results in enumerate(predicted(scene, self.cause.steps))
-            for name, found in results.items()
-            if name in scene.tensors
-        )
+        calls = [self._right(call) for call in case.calls]
+        if self.harmless:
+            return False if all(cause.is_harmless(call) for cause in self.causes for call in calls) else None
+        told = {any(_wrong(cause, call) for call in calls) for cause in self.causes}
+        return told.pop() if len(told) == 1 else None
 
     def _right(self, case: Case) -> Scene:
         """Return a case as if the right results had come back."""
@@ -127,28 +123,49 @@ class Foretelling:
         return bool(told) and not missed and 20 * sum(found and not failed for failed, found in told) <= len(told)
 
 
+def _wrong(cause: Hypothesis, scene: Scene) -> bool:
+    """Return whether a case that was given the right results fails by a cause."""
+    if cause.explains(scene) is None:
+        return True  # it predicts something else than the right results
+    return any(
+        bool((margins(found, scene.true(name, rank), scene.limit(name, rank), scene.dtype_of(name)) > 1).any())
+        for rank, results in enumerate(predicted(scene, cause.steps))
+        for name, found in results.items()
+        if name in scene.tensors
+    )
+
+
 def held_against(
-    needs: Needs, cause: Hypothesis, capabilities: Capabilities, *, gradients: bool, left: Callable[[], float]
+    needs: Needs,
+    causes: Sequence[Hypothesis],
+    capabilities: Capabilities,
+    *,
+    gradients: bool,
+    left: Callable[[], float],
 ) -> Needs:
-    """Return what a case needs in order to fail, held against its cause.
+    """Return what a case needs in order to fail, held against its causes.
 
     Args:
         needs: what was found by runs alone.
-        cause: the cause, which is there in every case like the smallest.
+        causes: the causes, of which each is there in every case like the smallest.
         capabilities: what the implementation declares.
         gradients: whether the violation is one of gradients.
         left: returns how many seconds are left for it.
     """
     x = needs.exploration
-    if x is None or cause.partial:
+    if x is None or any(cause.partial for cause in causes):
         return needs
-    foretells = Foretelling(cause, capabilities, x.case, gradients)
-    if not foretells.agrees(x.seen, left):
+    for harmless in (False, True):
+        foretells = Foretelling(tuple(causes), capabilities, x.case, gradients, harmless)
+        if foretells.agrees(x.seen, left):
+            break
+    else:
         return needs
     x.extended(RUNS, left)
     explanation, complete = x.explanation(), needs.complete
     plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)
-    failing = list(itertools.islice((case for case in sorted(plain, key=_size) if foretells(case)), BASES))
+    known = (case for case in sorted(plain, key=_size) if foretells(case) is not False)
+    failing = list(itertools.islice(known, BASES))
     draw, soon = random.Random(0), left() / 2
     exceptions = list[Case]()
     with contextlib.suppress(Spent):

@@ -170,6 +170,37 @@ class Hypothesis(Cause):
                 return None
         return None if more is None else max(left, more)
 
+    def is_harmless(self, scene: Scene) -> bool:
+        """Whether a ring with this fault on all ranks returns the digits of one without it, sums being exact."""
+        if not self.steps.changed:
+            return False  # it is none of a step
+        try:
+            right = scene.once("digits", lambda: digits(scene, STEPS))
+            found = digits(scene, self.steps, self.when)
+        except NoPrediction:
+            return False
+        return all(
+            np.array_equal(found[rank][name], right[rank][name], equal_nan=True)
+            for name in scene.tensors
+            for rank in range(scene.size)
+        )
+
+
+def digits(scene: Scene, steps: Steps, when: When = "always") -> list[Results]:
+    """Predict the digits that each rank returns, sums being exact.
+
+    Raises:
+        NoPrediction: as in `reproducing.forward`.
+    """
+    dtype, there = getattr(torch, scene.problem.dtype), scene.tensors
+    of_forward, of_backward = (steps if when in ("always", way) else STEPS for way in ("forward", "backward"))
+    forwards = reproducing.forward(scene, lambda rank: of_forward, dtype=dtype)
+    found = [one.results for one in forwards]
+    if "dq" in there:
+        backward = reproducing.backward(scene, lambda rank: of_backward, forwards)
+        found = [results | more for results, more in zip(found, backward, strict=True)]
+    return found
+
 
 def predicted(scene: Scene, steps: Steps) -> list[Results]:
     """Return what a hypothesis of these steps has predicted of a case, by rank; empty before it is compared."""

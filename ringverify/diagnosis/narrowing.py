@@ -19,11 +19,10 @@ import torch
 from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import round_to
-from ringverify.diagnosis import reproducing
-from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.hypothesis import Hypothesis, digits
 from ringverify.diagnosis.pairs import pairs_of
 from ringverify.diagnosis.reproducing import NoPrediction
-from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.diagnosis.where import wrong_elements, wrong_tensors
 from ringverify.events import TensorName
@@ -225,22 +224,11 @@ FLIPPED = 0.1
 """Share of the elements in which a fault shows, and one, that may be off: what is rounded lay between two numbers."""
 
 
-def _digits(scene: Scene, steps: Steps) -> list[Results]:
-    """Predict the digits that each rank returns, sums being exact."""
-    dtype, there = getattr(torch, scene.problem.dtype), scene.tensors
-    forwards = reproducing.forward(scene, lambda rank: steps, dtype=dtype)
-    found = [one.results for one in forwards]
-    if "dq" in there:
-        backward = reproducing.backward(scene, lambda rank: steps, forwards)
-        found = [results | more for results, more in zip(found, backward, strict=True)]
-    return found
-
-
 def _shown(scene: Scene, steps: Steps) -> tuple[int, int] | None:
     """Return in how many elements a fault of rounding would show, and in how many it does; `None` if more is wrong."""
     shown = told = 0
     try:
-        right, found = scene.once("digits", lambda: _digits(scene, STEPS)), _digits(scene, steps)
+        right, found = scene.once("digits", lambda: digits(scene, STEPS)), digits(scene, steps)
     except NoPrediction:
         return None
     for name in scene.tensors:

@@ -36,6 +36,9 @@ SCATTERED = (
 )
 """Factors that scattered cases differ in, with how many of them at most: those that decide who attends what."""
 
+CAPS = (1.0, 5.0, 30.0)
+"""Softcaps of scattered cases: with the largest, a key whose score is its negative has no weight in most dtypes."""
+
 TOKENS = 6
 """Tokens on a rank of the generous case; odd and even, multiples of 4 and others lie within reach of it."""
 
@@ -216,6 +219,8 @@ class Varying:
                     heads, group = draw.randint(1, 6), draw.randint(1, 3)
                     found = _with(one, heads=heads * group, key_heads=None if group == 1 else heads)
                 one = next(iter(self._allowed(one, found)), one)
+            if one.problem.softcap is not None:
+                one = next(_with(one, softcap=draw.choice(CAPS)))
             nq, nk = (draw.randint(1, SHORT) for _ in range(2))
             longer = _stretched(one, nq, nk if self.c.cross_lengths else nq)
             yield next(iter(self._allowed(one, longer)), one) if draw.random() < SHORTENED else one

@@ -122,6 +122,36 @@ def test_a_collective_on_the_default_group_is_the_cause_of_a_deadlock():
     assert "group" not in found.needs.irrelevant
 
 
+@pytest.mark.parametrize(
+    ("peer", "says"),
+    [
+        (lambda call, other: other, "ranks of the group are used where torch takes those of the world"),
+        (
+            lambda call, other: dist.get_global_rank(
+                call.group, other if dist.get_world_size() == call.world_size else 0
+            ),
+            "the default group, or its size, is used",
+        ),
+    ],
+)
+def test_what_fails_only_in_a_group_of_a_larger_world_is_named_by_it(peer, says):
+    """Where the first ranks of a larger world are right, it is the numbers; where they are wrong, it is the world."""
+
+    def attend(q, k, v, call):
+        others = [rank for rank in range(call.world_size) if rank != call.rank]
+        ops = [
+            dist.P2POp(op, torch.zeros(1), peer(call, other), call.group)
+            for other in others
+            for op in (dist.isend, dist.irecv)
+        ]
+        for work in dist.batch_isend_irecv(ops) if ops else ():
+            work.wait()
+        return plain(q, k, v, call)
+
+    found = shown(SUBGROUPS, attend, dataclasses.replace(PLAIN, subgroups=True), examples=20)
+    assert found.diagnosis.text.startswith(says)
+
+
 def test_a_rank_that_returns_early_is_named_with_what_it_lacks():
     """It holds no tokens, so it takes no part."""
 

@@ -13,8 +13,10 @@ from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.foretelling import SHOWS, Foretelling, held_against
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.needs import needs
 from ringverify.diagnosis.varying import Varying
+from ringverify.faults.precision import summed_in_input_dtype
 from ringverify.faults.ring import STEPS, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.values import FORWARD
@@ -49,7 +51,7 @@ def named(text):
 def planted(cause, problem, size=2, **how):
     """What runs of a fault say, which is there as its cause foretells, and what foretells it."""
     case = Case(problem=Problem(**problem), world_size=size, values="normal")
-    foretells = Foretelling(cause, DECLARED, case, gradients=False)
+    foretells = Foretelling((cause,), DECLARED, case, gradients=False)
     return needs(case, foretells, DECLARED, most_ranks=4, **how), foretells
 
 
@@ -65,7 +67,7 @@ def test_a_condition_that_the_cause_contradicts_is_put_to_the_test(text, monkeyp
     monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", 30)
     cause = named(text)
     found, foretells = planted(cause, {"query_length": 4, "window": (1, None)})
-    held = held_against(found, cause, DECLARED, gradients=False, left=lambda: 60.0)
+    held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
     wrong = [
         [one.text for one in said.requires if not all(map(one.holds, failing(foretells)))] for said in (found, held)
     ]
@@ -78,8 +80,30 @@ def test_a_cause_that_does_not_foretell_the_runs_says_nothing():
     cause = named("window off by one: one key too many on both sides")
     found, _ = planted(cause, {"query_length": 4, "window": (1, 0)})
     other = named("lse has the wrong sign")
-    assert held_against(found, other, DECLARED, gradients=False, left=lambda: 60.0) is found
-    assert held_against(found, cause, DECLARED, gradients=False, left=lambda: 60.0) is not found
+    assert held_against(found, [other], DECLARED, gradients=False, left=lambda: 60.0) is found
+    assert held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0) is not found
+
+
+def test_causes_that_cannot_be_told_apart_say_what_they_agree_in():
+    """Where one says that a case fails and the other that it passes, nothing is known."""
+    problem = {"query_length": 6, "window": (1, 0)}
+    left, both = (named(f"window off by one: one key too many on {side}") for side in ("the left", "both sides"))
+    _, foretells = planted(left, problem)
+    together = dataclasses.replace(foretells, causes=(left, both))
+    for case in itertools.islice(Varying(DECLARED, 4).scattered([foretells.failing], random.Random(1)), 60):
+        each = {dataclasses.replace(foretells, causes=(one,))(case) for one in (left, both)}
+        assert together(case) == (each.pop() if len(each) == 1 else None)
+
+
+def test_of_a_sum_that_is_rounded_it_is_known_where_no_digit_is_another():
+    """On one rank nothing is summed over ranks, whatever the rounding does elsewhere."""
+    cause = Hypothesis("dk and dv are summed in 16 bits", summed_in_input_dtype(step_by_step=True))
+    declared = dataclasses.replace(DECLARED, gradients=True, dtypes=("float32", "bfloat16"))
+    case = Case(problem=Problem(query_length=6, dtype="bfloat16"), world_size=3, values="normal")
+    foretells = Foretelling((cause,), declared, case, gradients=True, harmless=True)
+    assert foretells(case) is None
+    assert foretells(case.replace(world_size=1)) is False
+    assert foretells(case.replace(dtype="float32")) is False
 
 
 def test_a_cause_of_another_sharding_than_that_of_all_runs_says_nothing():

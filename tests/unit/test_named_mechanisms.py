@@ -957,10 +957,11 @@ def test_cases_that_tell_hypotheses_apart_have_equal_shards_where_others_are_not
 # -- what is not left out ----------------------------------------------------------------------------------------------
 
 
-def over_padding(q, k, v, call, *, added=False, clear=()):
+def over_padding(q, k, v, call, *, added=False, clear=(), found=lambda gone, call: gone):
     """Attention of one rank whose weights of padding are 0; `added`: their scores are not replaced."""
     gone = torch.arange(k.size(1)) >= torch.tensor(call.key_lengths)[:, None]
-    k, v = (x.masked_fill(gone[..., None, None], 0.0) if n in clear else x for n, x in (("k", k), ("v", v)))
+    cleared = found(gone, call)[..., None, None]
+    k, v = (x.masked_fill(cleared, 0.0) if n in clear else x for n, x in (("k", k), ("v", v)))
     s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
     hidden = gone[:, None, None]
     s = s + torch.where(hidden, -math.inf, 0.0) if added else s.masked_fill(hidden, -math.inf)
@@ -986,6 +987,28 @@ def test_the_way_of_nan_from_padding_is_told(how, says):
     assert found is None if says is None else found.startswith(says)
     plain = case.replace(values="normal")
     assert of_poison(plain, runner.capabilities, lambda case, x: runner.run(case, gradients=True, inputs=x)) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "rule"),
+    [
+        (lambda gone, call: gone & (torch.arange(gone.size(1)) >= max(call.key_lengths)), "by the longest of"),
+        (lambda gone, call: gone & (torch.arange(gone.size(1)) >= call.key_lengths[0]), "by the length of the first"),
+        (lambda gone, call: gone & gone.roll(1, dims=1), "from the second position past them on"),
+        (lambda gone, call: gone & False, None),
+    ],
+)
+def test_which_padding_is_left_is_told(found, rule):
+    """By NaN in one value alone, in the case and in others that fail, with shorter lengths."""
+    attend = functools.partial(over_padding, clear="kv", found=found)
+    runner = Runner(Implementation(attend, "padding", replace(LOCAL, causal="never")), SimulatedWorld())
+    case = case_of(size=1, batch=3, query_length=5, key_lengths=(3, 4, 2), values="poisoned")
+    probe = lambda case, x: runner.run(case, gradients=True, inputs=x)  # noqa: E731
+    told = of_poison(case, runner.capabilities, probe, [case])
+    assert told.startswith(f"keys and values past key_lengths are replaced {rule}") is (rule is not None)
+    assert told.endswith(
+        "keys and values that no query attends are multiplied by a weight of 0, not left out: 0 times NaN is NaN"
+    )
 
 
 def test_padding_that_counts_as_zeros_is_read_of_the_log_sum_exp():
