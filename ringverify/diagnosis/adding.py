@@ -21,7 +21,7 @@ from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, branch, pairs
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.positions import POSITIONS, At, late
 from ringverify.diagnosis.scaling import FITTED, LEFT, named
-from ringverify.diagnosis.scene import Array, Scene
+from ringverify.diagnosis.scene import Array, Scene, slope_of_cap
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.ring import STEPS
@@ -39,7 +39,7 @@ class Terms:
         self.k, self.v = (per_query_head(np.where(np.isfinite(y), y, 0.0), p.group_size) for y in (x.k, x.v))
         self.q, self.dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
         self.p, self.dp = inner.probabilities, self.dout @ self.v.swapaxes(2, 3)
-        slope = 1.0 if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
+        slope = slope_of_cap(p, inner.raw_scores)
         self.flat = self.p * p.scale_value
         self.factor = self.flat * slope
         self.dlse = np.where(np.isfinite(inner.lse), x.dlse, 0.0)[..., None]

@@ -26,7 +26,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks import MADE
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, pairs_of
 from ringverify.diagnosis.parts import PARTS, PartOfPairs
-from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.scene import Array, Counts, Results, Scene, slope_of_cap
 from ringverify.diagnosis.where import Probe, of_other_code, wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.fault import When
@@ -389,8 +389,7 @@ def unmasked(scene: Scene) -> tuple[Array, Array]:
         p, x = scene.problem, finite(scene.inputs)
         bare = p.replace(causal=False, window=None, documents=None, key_lengths=None, dilation=None, sinks=False)
         inner = attention(bare, x.q, x.k, x.v).intermediates
-        slope = np.ones_like(inner.scores) if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
-        return inner.scores, slope
+        return inner.scores, slope_of_cap(p, inner.raw_scores)
 
     return scene.once("unmasked", computed)
 

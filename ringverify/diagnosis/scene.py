@@ -140,3 +140,12 @@ class Scene:
         """Return what a rank did return."""
         found: Array = getattr(self.observation.ranks[rank], name)
         return found
+
+
+def slope_of_cap(problem: Problem, raw_scores: Array) -> Array:
+    """Return the derivative of the softcap, 1 without one: sech² has digits where 1 − tanh² has none."""
+    if problem.softcap is None:
+        return np.ones_like(raw_scores)
+    with np.errstate(over="ignore"):  # far beyond the cap it is 0
+        found: Array = np.cosh(raw_scores / problem.softcap) ** -2
+    return found
