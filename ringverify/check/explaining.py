@@ -115,7 +115,7 @@ def when_it_fails(
     """
     there = runner.for_another_property()
     there = there if there.world.name == "external" else there.within(HANGING)
-    finding, wrong = violation.finding, dict[Case, frozenset[int]]()
+    finding, wrong, otherwise = violation.finding, dict[Case, frozenset[int]](), set[Case]()
     gradients = _of_gradients(violation)
     tensors = () if finding is None else _alike(finding.tensors)
 
@@ -162,7 +162,10 @@ def when_it_fails(
             largest[0] = max(largest[0], seen.margin)
         if seen.violation.finding is not None and not gradients:  # other gradients may be wrong on other ranks
             wrong[other] = frozenset(seen.violation.finding.wrong)
-        return True if reasons & {seen.violation.reason, *seen.violation.also} else None
+        if not reasons & {seen.violation.reason, *seen.violation.also}:
+            otherwise.add(other)
+            return None
+        return True
 
     if not _possible(case, there.capabilities):
         return Needs((), (), complete=False, tried=0)
@@ -182,6 +185,7 @@ def when_it_fails(
         left=WorkLimit(seconds, lambda: there.world.processes, wall=wall).left,
         most_ranks=ranks,
         wrong_ranks=wrong.get,
+        otherwise=otherwise,
     )
 
 

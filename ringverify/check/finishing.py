@@ -388,6 +388,13 @@ def _accounted_for(
     return dataclasses.replace(shown, diagnosis=diagnosis, declaration=declaration, needs=told, hints=tuple(hints))
 
 
+TELLING: dict[str, tuple[tuple[str, str], ...]] = {
+    "value": (("hazard", "receive_read"), ("hazard", "receive_changed")),
+    "deadlock": (("hazard", "wrong_group"),),
+}
+"""By kind of a violation, the hazards that make it: what a rank computes with is not what arrives, say."""
+
+
 def _of_conduct(
     property: Property,
     runner: Runner,
@@ -402,11 +409,11 @@ def _of_conduct(
         place = case.call_of(finding.position)
         alone = place > 0 and _afresh(property, runner, [case.calls[place]]).violation is None
         return f"call {place + 1} uses something that an earlier call left: alone it is right" if alone else None
-    telling = {"value": "receive_read", "deadlock": "wrong_group"}.get(violation.kind)
-    if violation.cause is not None or telling is None or (there := watched()) is None:
+    telling = TELLING.get(violation.kind, ())
+    if violation.cause is not None or not telling or (there := watched()) is None:
         return violation.cause
     beside = judged_if_possible(HAZARDS, case, there)
-    if beside is not None and beside.violation is not None and beside.violation.reason == ("hazard", telling):
+    if beside is not None and beside.violation is not None and beside.violation.reason in telling:
         where = f": {beside.violation.summary}" if violation.kind == "value" else ""
         return f"{beside.violation.cause}{where}"
     if violation.failure is None:

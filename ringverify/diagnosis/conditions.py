@@ -434,7 +434,10 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
 MASKS = ("causal", "window", "documents", "key_lengths", "dilation")
 """Constraints of which one may do instead of another."""
 
-HIDING = ("hidden", "hidden_block", "cut_block", "hidden_rank", "some_ranks", "hidden_first", "hidden_last")
+HIDING = (
+    "hidden", "hidden_block", "cut_block", "hidden_rank", "some_ranks", "first_blind", "last_blind", "hidden_first",
+    "hidden_last",
+)  # fmt: skip
 """Statements about what masks hide, whichever these are."""
 
 ALTERNATIVES = (*MASKS, "softcap", "scale", "cross", "gqa")
@@ -617,6 +620,10 @@ def _choices(name: str, value: str) -> Iterator[Condition]:
         yield Condition(f"{factor} other than {value}", about, 1.3, (name,), lambda one: one.get(name, value) != value)
 
 
+def _composite(n: int) -> bool:
+    return any(n % divisor == 0 for divisor in range(2, n))
+
+
 def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Condition]:
     """Yield the statements about a number: at least, at most, exactly, even, odd, and what divides it."""
     if name in SIZES:
@@ -666,6 +673,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         yield one_of(f"{article}odd {number}", 0.3, lambda value: value % 2 == 1, limit=1)
     if name == "ranks":
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
+        yield one_of("a number of ranks that is a product of smaller ones", 0.6, _composite, limit=1)
     if name in DIVIDED:
         subject = number if name in SIZES else f"a {number} that is"
         for n in (4, 8, 16) if name != "queries" else ():

@@ -1,6 +1,7 @@
-"""Hypotheses of a backward that takes what belongs to a query of another row: its delta, its lse, its cotangent.
+"""Hypotheses of a backward that takes what belongs to another row or head: its delta, lse, cotangent, query or key.
 
-Out and lse are right, and so is the row to which is added; pieces and halves of shards are what rows are mixed up by.
+Out and lse are right, and so is the row to which is added; pieces and halves of shards are what rows are mixed up by,
+and heads by the order in which those of a group follow each other.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from ringref.attention import per_key_head
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.adding import MOVED, Gradients, Moved, Terms, fits, fitted, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.pairs import Ints, Mask
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
+from ringverify.events import TensorName
 
 Taken = Callable[[Terms, Ints, Mask], Gradients]
 """What changes if something of these rows is taken, by the row for each query and the pairs for which that is so."""
@@ -68,6 +71,21 @@ TAKEN: dict[str, Taken] = {
 }
 """What is taken of other rows in the backward."""
 
+HEADS: dict[str, Callable[[Ints, int], Ints]] = {
+    "in turn, as if query head h read key head h mod key heads": lambda h, group: (
+        h % group * (len(h) // group) + h // group
+    ),
+    "in groups, where they lie in turn": lambda h, group: h % (len(h) // group) * group + h // (len(h) // group),
+}
+"""Orders in which query heads may be taken for those of the key heads: the head for each, by head and group size."""
+
+OF_HEADS: dict[tuple[TensorName, ...], str] = {
+    ("dk",): "dk is made with the queries of other heads",
+    ("dv",): "dv is made with the cotangents of out of other heads",
+    ("dk", "dv"): "dk and dv are made with the queries and cotangents of other heads",
+}
+"""What a backward may make with other query heads than it should."""
+
 PLACES: tuple[PartOfPairs, ...] = (EVERYWHERE, *(part for part in PARTS if part.limits == "blocks"))
 
 
@@ -79,6 +97,12 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """
     if not (terms := fitted(scenes)):
         return
+    if any(one.scene.problem.group_size > 1 for one in terms):
+        for order, of in HEADS.items():
+            for names, says in OF_HEADS.items():
+                change = functools.partial(_of_heads, names, of)
+                if all(fits(one, change(one)) for one in terms):
+                    yield measured(f"{says}: heads are taken {order}", change)
     for where, moved in MOVED.items():
         for part in PLACES:
             told = f"{part.text}: " if part.text else ""
@@ -90,3 +114,13 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
 
 def _changed(taken: Taken, moved: Moved, part: PartOfPairs, terms: Terms) -> Gradients:
     return taken(terms, moved(terms.pairs, terms.pairs.queries), part.holds(terms.pairs))
+
+
+def _of_heads(names: tuple[TensorName, ...], of: Callable[[Ints, int], Ints], terms: Terms) -> Gradients:
+    group = terms.scene.problem.group_size
+    heads = of(np.arange(terms.scene.problem.heads), group)
+    taken: Gradients = {
+        "dk": terms.ds.swapaxes(2, 3) @ (terms.q[:, heads] - terms.q),
+        "dv": terms.p.swapaxes(2, 3) @ (terms.dout[:, heads] - terms.dout),
+    }
+    return {name: per_key_head(taken[name], group) for name in names}

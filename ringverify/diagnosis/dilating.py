@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs, branch
+from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs, branch
 from ringverify.diagnosis.positions import At, own_keys, sharded
 from ringverify.diagnosis.scene import Counts
 
@@ -58,6 +58,13 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         )
     for text, of in OFFSETS.items():
         yield Otherwise(f"the offset of head h in a dilation is {text}", functools.partial(_offset, of), 0.5)
+        says = f"a head of a dilation takes every r-th position of a segment from {text} on"
+        yield Otherwise(says, functools.partial(_offset_on, of), 0.75)
+    yield Otherwise(
+        "the causal mask compares a query's place among the rank's own of a segment with a key's place among all of it",
+        _causal_by_place,
+        0.5,
+    )
 
 
 LOCAL: dict[str, Callable[[Pairs], Ints]] = {
@@ -109,7 +116,18 @@ def _placed_in_shards(pairs: Pairs) -> Counts | None:
 
 
 def _offset(of: Callable[[int, int, int], Ints], pairs: Pairs) -> Counts | None:
-    """Return counts with other offsets of heads."""
+    """Return counts with other offsets of heads, which take no position if they are no remainder of the rate."""
+    return _taking(of, lambda place, rate, offset: place % rate == offset, pairs)
+
+
+def _offset_on(of: Callable[[int, int, int], Ints], pairs: Pairs) -> Counts | None:
+    """Return counts with other offsets of heads, from which on they take every position that is a rate further."""
+    return _taking(of, lambda place, rate, offset: (place >= offset) & ((place - offset) % rate == 0), pairs)
+
+
+def _taking(
+    of: Callable[[int, int, int], Ints], takes: Callable[[Ints, int, Ints], Mask], pairs: Pairs
+) -> Counts | None:
     p = pairs.problem
     if p.dilation is None or p.dilation.heads != "shared":
         return None
@@ -117,8 +135,34 @@ def _offset(of: Callable[[int, int, int], Ints], pairs: Pairs) -> Counts | None:
     total = np.zeros((p.heads, p.nq, p.nk), dtype=np.int64)
     for w, r in p.dilation.branches:
         offset = of(p.heads, p.group_size, r)[:, None, None]
-        total += (i // w == j // w) & (i % w % r == offset) & (j % w % r == offset)
+        total += (i // w == j // w) & takes(i % w, r, offset) & takes(j % w, r, offset)
     return total * pairs.counts(lambda name: None if name == "dilation" else (i, j))
+
+
+def _causal_by_place(pairs: Pairs) -> Counts | None:
+    """Return counts if the n-th query of a rank in a segment attends its first n keys, counted in each branch."""
+    p = pairs.problem
+    if not p.causal or pairs.case.replicated:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest = pairs.counts(lambda name: None if name in ("dilation", "causal") else plain)
+    total = np.zeros_like(pairs.true)
+    for number in range(1 if p.dilation is None else len(p.dilation.branches)):
+        through = np.ones_like(pairs.true) if p.dilation is None else branch(pairs, number, *plain) + 0 * pairs.true
+        total += through * (_place_of_query(through, pairs) >= np.cumsum(through, axis=-1) - 1)
+    return rest * total
+
+
+def _place_of_query(through: Counts, pairs: Pairs) -> Ints:
+    """Return the place of each query among those of its rank that attend something of the same segment."""
+    found = np.zeros(through.shape[:3], dtype=np.int64)
+    for held in pairs.queries.shards:
+        here = through[:, :, held]
+        same: Mask = np.all(here[:, :, :, None] == here[:, :, None, :], axis=-1)  # one segment: the same keys
+        covered: Mask = np.any(here, axis=-1)
+        earlier = np.tril(np.ones((len(held), len(held)), dtype=bool), -1)
+        found[:, :, held] = (same & earlier & covered[:, :, None, :]).sum(axis=-1)
+    return found[..., None]
 
 
 def _on_fewer_ranks(up: bool, pairs: Pairs) -> Counts | None:

@@ -92,6 +92,7 @@ class Exploration:
         varying: makes variants.
         left: as in `needs`.
         wrong_ranks: as in `needs`.
+        otherwise: as in `needs`.
 
     Attributes:
         runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
@@ -110,8 +111,10 @@ class Exploration:
         varying: Varying,
         left: Callable[[], float],
         wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
+        otherwise: Collection[Case] = (),
     ) -> None:
         self.case, self.fails, self.varying, self.left, self.wrong_ranks = case, fails, varying, left, wrong_ranks
+        self._fail_otherwise = otherwise
         self._most = MOST_RUNS
         self.runs: dict[Case, bool] = {case: True}
         self.seen: dict[Case, bool] = {case: True}
@@ -146,6 +149,11 @@ class Exploration:
         else:
             self.runs[case] = found
         return found
+
+    def _outcome(self, variant: Case) -> list[bool]:
+        """Return whether a variant fails in the same way, alone in a list; an empty one where nothing is learned."""
+        found = self.failed(variant)
+        return [found] if found is not None else [False] if variant in self._fail_otherwise else []
 
     def _run(self, case: Case, seeds: int) -> bool | None:
         """Return whether a case fails with one of so many seeds, its own the first.
@@ -413,9 +421,8 @@ class Exploration:
         bases.append((self.case, [name for name in free if name in CORNERS]))
         for number, (base, factors) in enumerate(bases):
             for factor in factors:
-                variants = [one for one in self.varying.of(base, factor) if self.met(one, explanation)]
-                if variants and (found := self.failed(variants[(number + 1) * 7 % len(variants)])) is not None:
-                    self.outcomes[factor].append(found)
+                if variants := [one for one in self.varying.of(base, factor) if self.met(one, explanation)]:
+                    self.outcomes[factor] += self._outcome(variants[(number + 1) * 7 % len(variants)])
 
     def _beyond(self, case: Case, condition: Condition) -> bool:
         """Return whether a case goes far beyond a limit, if the condition is one: near it, values may hide a fault."""
@@ -522,9 +529,8 @@ class Exploration:
             for variant in self.varying.of(case, factor)[: MORE if case != self.case else MORE // 2]:
                 if len(seen) >= enough and False not in seen:
                     break
-                if (found := self.failed(variant)) is not None:
-                    seen.append(found)
-                if found is False:
+                seen += self._outcome(variant)
+                if self.runs.get(variant) is False:
                     self.turning[variant] = factor
             self.outcomes.setdefault(factor, []).extend(seen)
         # One constraint may do instead of another.

@@ -143,6 +143,12 @@ def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
     return counts
 
 
+def _causal_by_window(pairs: Pairs) -> Counts | None:
+    """Return counts if a window's right side takes the place of a causal mask; `None` where there are not both."""
+    window = pairs.problem.window
+    return None if window is None or window[1] is None or not pairs.problem.causal else _without("causal")(pairs)
+
+
 def _made() -> Iterator[Otherwise]:
     yield Otherwise("keys that the mask allows are not attended", lambda pairs: np.zeros_like(pairs.true))
     for times, text in ((2, "twice"), (3, "three times")):
@@ -150,6 +156,7 @@ def _made() -> Iterator[Otherwise]:
     for only in CONSTRAINTS:
         yield Otherwise(f"{NAMES[only][0]} ignored", _without(only), 0.5)
     yield Otherwise("all keys are attended, whatever the mask", _without(None), 0.5)
+    yield Otherwise("the causal mask is left out where a window has a right side", _causal_by_window, 0.25)
     for text, of in BLOCKS.items():
         whose = f"the causal mask is made as if the block were that of {text}"
         yield Otherwise(whose, functools.partial(_as_block, of), 1)

@@ -104,6 +104,7 @@ def needs(
     left: Callable[[], float] = lambda: math.inf,
     most_ranks: int = MOST_RANKS,
     wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
+    otherwise: Collection[Case] = (),
 ) -> Needs:
     """Vary a failing case and say what it takes to fail.
 
@@ -116,9 +117,10 @@ def needs(
         left: returns how many seconds are left for it.
         most_ranks: largest world to try.
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
+        otherwise: variants of which `fails` has returned `None` because they fail for another reason.
     """
     most_ranks = max(most_ranks, case.world_size)
-    exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left, wrong_ranks)
+    exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left, wrong_ranks, otherwise)
     return said(exploration, *exploration.explained(shrunk_from, drawn))
 
 

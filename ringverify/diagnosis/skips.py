@@ -154,6 +154,16 @@ def _after_an_empty_hop(pairs: Pairs, at: Ends) -> Mask | None:
     return found[None, None]
 
 
+def _after_a_hop_of_none(pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a block comes at a later hop than the first at which no rank attends anything."""
+    if pairs.case.replicated:
+        return None
+    hops = np.broadcast_to(pairs.hop, pairs.true.shape[2:])
+    used = [bool(pairs.true[:, :, hops == hop].any()) for hop in range(pairs.size)]
+    found: Mask = np.asarray(hops > (used.index(False, 1) if False in used[1:] else pairs.size))
+    return found[None, None]
+
+
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -244,6 +254,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
     yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
     yield "a block is skipped if its last key is padding", _padded_at_its_end
     yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
+    yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
     for axis, one in enumerate(("batch entry", "head")):
         says = f"a block is skipped in all if it holds no key to attend in one {one}"

@@ -26,8 +26,10 @@ PIECE = 0
 
 def ways_to_bound() -> Iterator[Otherwise]:
     """Yield keys of tiles of queries that are bounded by one query of the tile, as a mask otherwise made."""
-    for tile, (by, ends) in product((WHOLE, PIECE, *TILES), ENDS.items()):  # of what is whole, nothing is said of tiles
+    cuts = (WHOLE, PIECE, *TILES, *(-tile for tile in TILES))
+    for tile, (by, ends) in product(cuts, ENDS.items()):  # of what is whole, nothing is said of tiles
         named = {WHOLE: "a shard of queries", PIECE: "a shard of queries, and each piece of a zigzag one,"}
+        named |= {-tile: f"a tile of {tile} queries, cut from position 0 on," for tile in TILES}
         whose = f"{named.get(tile, f'a tile of {tile} queries of a shard')} attends no key"
         for text, end, past in (
             (f"after {by.format('end')} of its first query", "last", False),
@@ -104,14 +106,15 @@ def _of_window(pairs: Pairs, end: str) -> Ints | None:
     return None if by is None else (pairs.queries.p[:, 0] + pairs.problem.diagonal + by)
 
 
-def _of_documents(pairs: Pairs, end: str) -> Ints | None:
-    """Of a query before the first document, its end is where that begins."""
+def _of_documents(pairs: Pairs, end: str, *, in_some: bool = False) -> Ints | None:
+    """Of a query before the first document, its end is where that begins, or the end of that: `in_some`."""
     if pairs.problem.documents is None:
         return None
     offsets = np.array(pairs.problem.documents)
     number = np.searchsorted(offsets, pairs.queries.p[:, 0], side="right") - 1
+    number = np.maximum(number, 0) if end == "first" or in_some else number
     if end == "first":
-        return offsets[np.maximum(number, 0)]
+        return offsets[number]
     found: Ints = offsets[np.minimum(number + 1, len(offsets) - 1)] - 1
     return found
 
@@ -120,13 +123,20 @@ ENDS: dict[str, Ends] = {
     "the {} of the keys": _of_mask,
     "the {} of the window": _of_window,
     "the {} of the document": _of_documents,
+    "the {} of the document, or of the first one,": functools.partial(_of_documents, in_some=True),
 }
 """What bounds the keys of a tile, in words with a place for which end it is."""
 
 
 def _of_tile(tile: int, pairs: Pairs, *, last: bool) -> Ints:
-    """Return the position of the last, or the first, query of the tile of each query, `(Nq,)`."""
+    """Return the position of the last, or the first, query of the tile of each query, `(Nq,)`.
+
+    A tile of a negative number is cut from position 0 on, whatever the shards.
+    """
     queries = pairs.queries
+    if tile < 0:
+        begins = queries.p[:, 0] // -tile * -tile
+        return np.minimum(begins - tile, queries.total) - 1 if last else begins
     place, count, rank = (x[:, 0] for x in (queries.place, queries.count, queries.rank))
     if tile == PIECE:
         after = late(queries, pairs)[:, 0] & (pairs.case.sharding == "zigzag")

@@ -68,30 +68,29 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             of = case if step in ("first", "again") else next_of(case)
             judgement = judged_where(of, runner, steps[step], when=when)
             if (violation := judgement.violation) is not None:
-                wrong = set() if violation.finding is None else set(violation.finding.tensors)
-                told = (
-                    _of_masks(case, of, runner)
-                    if {"out", "lse"} & wrong
-                    else {"cause": _CAUSE[step] if wrong else None}
-                )
-                return dataclasses.replace(judgement, violation=dataclasses.replace(violation, **told))
+                return dataclasses.replace(judgement, violation=_told(case, of, step, violation, runner))
             largest = max(largest, judgement.margin)
     violation = _overwritten(steps["first"], steps["first_later"]) or _leaks(seen)
     return Judgement(largest, violation, ended.digest)
 
 
-def _of_masks(case: Case, of: Case, runner: Runner) -> dict[str, str]:
-    """Return the cause of a wrong result of a call with another mask, and what it takes, if alone it is right.
+def _told(case: Case, of: Case, step: Step, violation: Violation, runner: Runner) -> Violation:
+    """Return a violation of a call among others with its cause, and perhaps what it takes, if alone it is right.
 
     Plans and masks are kept by shapes and group; batches differ in their documents, and layers in their window.
     """
+    if violation.finding is None or judge_everything(of, runner).violation is not None:
+        return violation
+    if not {"out", "lse"} & set(violation.finding.tensors):
+        return dataclasses.replace(violation, cause=_CAUSE[step])
     other = next((name for name in MASKS if getattr(case.problem, name) != getattr(of.problem, name)), None)
-    if other is None or judge_everything(of, runner).violation is not None:
-        return {}
-    return {
-        "cause": f"what an earlier call keeps is used again by one with other {other}",
-        "needs": f"an earlier call on the same group with other {other}",
-    }
+    if other is None:
+        return violation
+    return dataclasses.replace(
+        violation,
+        cause=f"what an earlier call keeps is used again by one with other {other}",
+        needs=f"an earlier call on the same group with other {other}",
+    )
 
 
 def _goes_on(seen: Sequence[Reentered]) -> Violation | None:
