@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +18,7 @@ import numpy as np
 from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
-from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, branch, pairs_of
+from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs, branch, pairs_of
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.positions import POSITIONS, At, late
 from ringverify.diagnosis.scaling import FITTED, LEFT, named
@@ -217,6 +218,9 @@ def _before_softcap(terms: Terms) -> Array | None:
     return found
 
 
+WRITTEN: tuple[tuple[TensorName, ...], ...] = (("dk", "dv"), ("dk",), ("dv",))
+"""Gradients that tiles of queries may write over those of the tile before, together."""
+
 Moved = Callable[[Pairs, OneSide], Ints]
 """The position to whose row goes what belongs to the row of each position."""
 
@@ -312,6 +316,16 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         change = functools.partial(_with_normaliser, normaliser)
         if all(fits(one, change(one)) for one in terms):
             yield measured(f"the backward takes {text} for lse: its weights do not add up to 1", change)
+    change = functools.partial(_with_own_weights, by_branch)
+    if all(fits(one, change(one)) for one in terms):
+        yield measured(
+            "the backward takes the weights of each branch of a dilation from its own lse, not the merged one", change
+        )
+    for tile, names in itertools.product(TILES, WRITTEN):
+        change = functools.partial(_written_over, tile, names)
+        if all(fits(one, change(one)) for one in terms):
+            whose = f"the {' and '.join(names)} of each tile of {tile} queries, cut from position 0 on,"
+            yield measured(f"{whose} are written over those of the tile before", change)
     for text, weighed in DETACHED.items():
         change = functools.partial(_with_detached, weighed)
         if all(fits(one, change(one)) for one in terms):
@@ -429,6 +443,34 @@ def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradi
         share, own = (x.sum(axis=-1, keepdims=True) for x in (part, part * terms.dp))
         ds += terms.factor * part / whole * (terms.delta - own / np.where(share == 0, 1.0, share))
     return terms.sums(("dq", "dk"), ds, terms.p)
+
+
+def _with_own_weights(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradients:
+    """Return what changes if the weights of each part add up to 1, as those of its own softmax do."""
+    own = np.zeros_like(terms.p)
+    for part in parts(terms):
+        share = part.sum(axis=-1, keepdims=True)
+        own += part / np.where(share == 0, 1.0, share)
+    return _with_weights(own / np.where(terms.p == 0, 1.0, terms.p), terms.delta, terms)
+
+
+def _written_over(tile: int, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if each key has what the last tile adds that reads it, from its first key to its last."""
+    pairs = terms.pairs
+
+    def read() -> Mask:
+        plain = pairs.queries.p, pairs.keys.p
+        found: Mask = np.any(pairs.counts(lambda name: None if name == "key_lengths" else plain), axis=(0, 1))
+        return found
+
+    seen, tiles = terms.scene.once("read whatever the key_lengths", read), pairs.queries.p[:, 0] // tile
+    last = np.full(seen.shape[1], -1)
+    for number in range(int(tiles.max(initial=-1)) + 1):
+        keys = np.flatnonzero(seen[tiles == number].any(axis=0))
+        if len(keys):
+            last[keys[0] : keys[-1] + 1] = number
+    gone = tiles[:, None] != last
+    return {name: -y for name, y in terms.sums(names, terms.ds * gone, terms.p * gone).items()}
 
 
 def measured(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:

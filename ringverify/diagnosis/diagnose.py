@@ -263,6 +263,11 @@ def _named(
         fewest = min((len(one.only) for one in named), default=0)
         named = [one for one in named if len(one.only) == fewest]
         if standing is as_read:
+            if needs is not None:
+                passing = () if cases[0].apart else needs.passing
+                further = [case for case in (*needs.failing[-FURTHER:], *passing[-FURTHER:]) if case not in asked]
+                of_one_call = [case for case in further if not case.chunks]
+                named = _refuted(named, _answered(observe, of_one_call, capabilities, patience_of(seconds)))
             # It was fitted to some cases, so it is said if it is so in all others; what comes later takes more to say.
             needed = {one.text for one in requires}
             named, left = [one for one in named[:1] if one.in_all_like_it or one.when_it_fails(needed)], []
@@ -277,6 +282,15 @@ def _named(
         for scene in _answered(observe, more, capabilities, patience_of(seconds)):
             sometimes = [one for one in sometimes if one.stands(scene)]
     return _told(sometimes, smallest) if sometimes else Diagnosis()
+
+
+def _refuted(named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
+    """Return the hypotheses that further cases leave, of which as many are run as it takes to leave one sentence."""
+    while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
+        named = [one for one in named if one.stands(scene)] or named
+        fewest = min(len(one.excused) for one in named)
+        named = [one for one in named if len(one.excused) == fewest]
+    return named
 
 
 def _fresh(smallest: Case, first: Case) -> Iterator[Case]:

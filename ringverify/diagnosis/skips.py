@@ -143,6 +143,19 @@ def _hidden_in_first(tile: int, pairs: Pairs, at: Ends) -> Mask | None:
     return hidden[None, None] if pairs.problem.batch > 1 else None
 
 
+def _after_an_empty_tile(tile: int, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a tile of a shard comes after one of which no query of the rank attends anything."""
+    skip = np.zeros(pairs.true.shape[2:], dtype=bool)
+    for queries in pairs.queries.shards:
+        attended: Mask = np.any(pairs.true[:, :, queries], axis=(0, 1, 2))
+        for held in pairs.keys.shards:
+            tiles = [held[begin : begin + tile] for begin in range(0, len(held), tile)]
+            used = [bool(attended[here].any()) for here in tiles]
+            if False in used:
+                skip[np.ix_(queries, np.concatenate(tiles[used.index(False) :]))] = True
+    return skip[None, None]
+
+
 def _after_an_empty_hop(pairs: Pairs, at: Ends) -> Mask | None:
     """Whether a block comes after one of which the rank attends nothing."""
     if pairs.case.replicated:
@@ -263,6 +276,10 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         whose = f"a tile of {tile} keys of a shard is skipped"
         says = f"{whose} if its last one lies before the window of the rank's first query"
         yield says, functools.partial(_tile_before_window, tile)
+        yield (
+            f"{whose} if it comes after one of which the rank attends nothing",
+            functools.partial(_after_an_empty_tile, tile),
+        )
         says = f"{whose} in all batch entries if in the first no query of the rank attends it"
         yield says, functools.partial(_hidden_in_first, tile)
         for end, (whose, of_all) in product(ENDS, {" of the rank": False, "": True}.items()):

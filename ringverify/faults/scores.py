@@ -252,6 +252,11 @@ def _key_head(of: Callable[[int, int, int, int, int], int]) -> Steps:
     return replace(STEPS, per_query_head=lambda here, x: x[:, heads(here)], per_key_head=per_key_head)
 
 
+def _from_first_of_rank(head: int, group: int, each: int) -> int:
+    """The key head of a query head if groups are cut from the first query head of every rank, which has `each`."""
+    return head // each * each // group + head % each // group
+
+
 for which, key_head in {
     "that of the next group": lambda head, group, count, copies, ranks: (head // group + 1) % count,
     "that of the group before": lambda head, group, count, copies, ranks: (head // group - 1) % count,
@@ -269,9 +274,31 @@ for which, key_head in {
             else head // (count * group // ranks) * (count * group // ranks) // group
         )
     ),
+    "counted from its rank's first query head on, as if a group began with it": (
+        lambda head, group, count, copies, ranks: (
+            _from_first_of_rank(head, group, count * group // ranks) if count * group % ranks == 0 else head // group
+        )
+    ),
     "the one of its own number, or the last": lambda head, group, count, copies, ranks: min(head, count - 1),
 }.items():
     FAULTS.cause(f"grouped heads: a query head reads the wrong key head, {which}", _key_head(key_head))
+
+
+def _of_one_rank(last: bool, here: Here, x: Tensor) -> Tensor:
+    """Sum over the query heads of a key head that one rank has, the last or the first, after an exchange of heads."""
+    if here.problem.heads % here.size:
+        return arithmetic.per_key_head(here, x)
+    ranks = torch.arange(here.problem.heads).view(here.problem.hk, -1) * here.size // here.problem.heads
+    kept = ranks == (ranks[:, -1:] if last else ranks[:, :1])
+    return arithmetic.per_key_head(here, x * kept.view(-1)[:, None, None])
+
+
+for last, which in ((True, "last"), (False, "first")):
+    FAULTS.cause(
+        "grouped heads: of a key head whose query heads an exchange gives to several ranks, dk and dv are what those "
+        f"on the {which} of them add",
+        replace(STEPS, per_key_head=functools.partial(_of_one_rank, last)),
+    )
 
 
 def _head_0(here: Here, x: Tensor) -> Tensor:
