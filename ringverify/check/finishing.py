@@ -329,7 +329,7 @@ def _accounted_for(
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     diagnosis, declaration, needs = Diagnosis(), None, None
 
-    if violation.needs is None and alone and late is not None and (not hangs or runner.world.name == "simulated"):
+    if alone and late is not None and (not hangs or runner.world.name == "simulated"):
 
         def varied() -> Needs:
             return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=late)
@@ -367,7 +367,8 @@ def _accounted_for(
         hints = hints or attempt(mishaps, "looking for hints", around, [])
     told = None if needs is None else needs.told()
     if violation.needs is not None:
-        told = Needed(requires=(violation.needs,), irrelevant=(), complete=True)
+        plain = Needed(requires=(), irrelevant=(), complete=True) if told is None else told
+        told = dataclasses.replace(plain, requires=(violation.needs, *plain.requires))
     if unwritten is not None:
         diagnosis, there = Diagnosis(UNWRITTEN), simulated()
         if late is not None and there is not None:

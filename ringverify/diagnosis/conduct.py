@@ -20,7 +20,7 @@ HELD: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 
 
 def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requires: Sequence[str]) -> str | None:
-    """Return why ranks of a case wait for ever, if one that holds nothing has returned.
+    """Return why ranks of a case wait for ever: for messages without elements, or for one that holds nothing.
 
     Args:
         case: the smallest case.
@@ -28,6 +28,9 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
         failure: which ranks wait for what, and which have returned.
         requires: what the case needs in order to fail, in words.
     """
+    if failure.waits and {rank for rank, _ in failure.waits} == {*failure.for_nothing}:
+        rank, what = failure.waits[0]
+        return f"a message without elements is received, and not sent: rank {rank} waits for {what}"
     ring, held = case.ring_ranks, shards(case, capabilities)
     gone = [ring.index(rank) for rank in failure.returned if rank in ring]
     waiting = [ring.index(rank) for rank, _ in failure.waits if rank in ring]

@@ -284,21 +284,19 @@ for which, key_head in {
     FAULTS.cause(f"grouped heads: a query head reads the wrong key head, {which}", _key_head(key_head))
 
 
-def _of_one_rank(last: bool, here: Here, x: Tensor) -> Tensor:
-    """Sum over the query heads of a key head that one rank has, the last or the first, after an exchange of heads."""
+def _of_the_last_rank(here: Here, x: Tensor) -> Tensor:
+    """Sum over the query heads of a key head that the last of its ranks has, after an exchange of heads."""
     if here.problem.heads % here.size:
         return arithmetic.per_key_head(here, x)
     ranks = torch.arange(here.problem.heads).view(here.problem.hk, -1) * here.size // here.problem.heads
-    kept = ranks == (ranks[:, -1:] if last else ranks[:, :1])
-    return arithmetic.per_key_head(here, x * kept.view(-1)[:, None, None])
+    return arithmetic.per_key_head(here, x * (ranks == ranks[:, -1:]).view(-1)[:, None, None])
 
 
-for last, which in ((True, "last"), (False, "first")):
-    FAULTS.cause(
-        "grouped heads: of a key head whose query heads an exchange gives to several ranks, dk and dv are what those "
-        f"on the {which} of them add",
-        replace(STEPS, per_key_head=functools.partial(_of_one_rank, last)),
-    )
+FAULTS.cause(
+    "grouped heads: of a key head whose query heads an exchange gives to several ranks, dk and dv are what those on the "
+    "last of them add",
+    replace(STEPS, per_key_head=_of_the_last_rank),
+)
 
 
 def _head_0(here: Here, x: Tensor) -> Tensor:

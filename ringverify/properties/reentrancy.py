@@ -59,7 +59,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     steps, ended, seen = reenter(runner, case, gradients=c.gradients)
     if (judgement := failed(ended)) is not None:
-        return judgement
+        return dataclasses.replace(judgement, violation=_told_apart(case, judgement.violation, runner))
     largest = 0.0
     if (violation := _goes_on(seen)) is not None:
         return Judgement(0.0, violation, ended.digest)
@@ -72,6 +72,17 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             largest = max(largest, judgement.margin)
     violation = _overwritten(steps["first"], steps["first_later"]) or _leaks(seen)
     return Judgement(largest, violation, ended.digest)
+
+
+def _told_apart(case: Case, violation: Violation | None, runner: Runner) -> Violation | None:
+    """Return how calls fail with the cause that they disturb each other, if each of them alone is right."""
+    if violation is None or any(judge_everything(one, runner).violation is not None for one in (case, next_of(case))):
+        return violation
+    return dataclasses.replace(
+        violation,
+        cause="what a call keeps or has returned is used, or written to, by the next one: alone, each of them is right",
+        needs="a second call before the backward of the first",
+    )
 
 
 def _told(case: Case, of: Case, step: Step, violation: Violation, runner: Runner) -> Violation:

@@ -46,6 +46,7 @@ class Failure:
         places: where ranks were when time ran out: pairs of a rank and a text such as "at ring.py:41 in attend".
         waits: of a deadlock, the ranks that wait and what each waits for.
         returned: of a deadlock, the ranks that have returned.
+        for_nothing: of a deadlock, the ranks that wait for a message without elements.
     """
 
     kind: FailureKind
@@ -62,6 +63,7 @@ class Failure:
     places: tuple[tuple[int, str], ...] = ()
     waits: tuple[tuple[int, str], ...] = ()
     returned: tuple[int, ...] = ()
+    for_nothing: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))

@@ -33,6 +33,11 @@ class Awaited(Protocol):
 
     done: bool
 
+    @property
+    def elements(self) -> int | None:
+        """How many elements the message has that is waited for; `None` of anything else."""
+        ...
+
     def describe(self) -> str:
         """What is waited for, as the end of "rank 0 waits for …"."""
         ...
@@ -267,6 +272,8 @@ class Baton:
         detail = "\n".join([*waits, *places, self.explain()]).rstrip()
         awaited = tuple((seat.rank, seat.awaited.describe()) for seat in self._seats if seat.awaited is not None)
         returned = tuple(seat.rank for seat in self._seats if seat.finished and seat.awaited is None)
+        nothing = tuple(seat.rank for seat in self._seats if seat.awaited is not None and seat.awaited.elements == 0)
         message = "deadlock: " + "; ".join(waits)
-        self.stop(Failure("deadlock", None, message, detail, waits=awaited, returned=returned))
+        ended = Failure("deadlock", None, message, detail, waits=awaited, returned=returned, for_nothing=nothing)
+        self.stop(ended)
         raise Unwound

@@ -39,6 +39,11 @@ class Operation:
         self.error: Exception | None = None
         self.source: int | None = None
 
+    @property
+    def elements(self) -> int | None:
+        """How many elements the message has that is waited for; `None` if it is none."""
+        return None
+
     def describe(self) -> str:
         """Say what it is, to follow "waits for"."""
         raise NotImplementedError
@@ -83,6 +88,11 @@ class Receive(Operation):
         self.destination, self.wanted, self.tag = destination, wanted, tag
         self.buffer = buffer
         self.message: Send | None = None
+
+    @property
+    def elements(self) -> int | None:
+        """How many elements the message has to have."""
+        return self.buffer.numel()
 
     def describe(self) -> str:
         """Name the source and the tag."""
@@ -170,6 +180,7 @@ class NewGroup:
         self.mailbox = mailbox
         self.arrived: set[int] = set()
         self.done = False
+        self.elements = None
 
     def describe(self) -> str:
         """Name the group, and the ranks that have not asked for it."""
