@@ -391,6 +391,7 @@ def _accounted_for(
 
 TELLING: dict[str, tuple[tuple[str, str], ...]] = {
     "value": (("hazard", "receive_read"), ("hazard", "receive_changed")),
+    "raised": (("hazard", "mismatch"),),
     "deadlock": (("hazard", "wrong_group"),),
 }
 """By kind of a violation, the hazards that make it: what a rank computes with is not what arrives, say."""
@@ -415,8 +416,8 @@ def _of_conduct(
         return violation.cause
     beside = judged_if_possible(HAZARDS, case, there)
     if beside is not None and beside.violation is not None and beside.violation.reason in telling:
-        where = f": {beside.violation.summary}" if violation.kind == "value" else ""
-        return f"{beside.violation.cause}{where}"
+        cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
+        return cause if violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
     if violation.failure is None:
         return None
     return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.told().requires)

@@ -53,6 +53,15 @@ WRONG = 4
 EXCUSED = 1.5
 """What a rule costs that is wrong of right cases, in parts: the fault is not there in every case."""
 
+LARGE = 2
+"""Blocks with several queries and keys that have to be missing as a whole, before no more is said than that."""
+
+LEFT_OUT = (
+    "whole blocks are left out though queries of the rank attend keys of them, and all else is right: the test of "
+    "which hops are needed, or their number, is wrong"
+)
+"""What is said where no rule tells which blocks are left out."""
+
 TRIED = 24
 """Rules whose numbers are compared, at most."""
 
@@ -299,12 +308,41 @@ def hypotheses(
     )
     # What only groups have is seen in one group, of whose rank numbers much may be said that another would refute.
     inferred = _inferred([*found, *told(others)], right) if scenes[0].case.group == "world" else ()
-    return [
+    by_rules = [
         dataclasses.replace(hypothesis_of(rule, when, padding), measured=rule.inferred)
         for rule in (*itertools.islice(rules(found, right), TRIED), *inferred)
         for when in whens
         for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
     ]
+    return [*by_rules, *(one for when in whens for one in _of_whole_blocks(found, when))]
+
+
+def _of_whole_blocks(failing: Sequence[Read], when: When) -> Iterator[Hypothesis]:
+    """Yield that blocks are left out, if all that was read is right but for blocks that are missing as a whole.
+
+    Which ones, no rule says: a case that was not read is not held against it.
+    """
+    kept, large = {id(one.pairs): one.counts for one in failing}, 0
+    for one in failing:
+        gone, pairs = one.counts != one.true, one.pairs
+        if pairs.case.replicated or one.counts[gone].any() or one.zeros.any():
+            return
+        for queries, keys in itertools.product(pairs.queries.shards, pairs.keys.shards):
+            here, attended = (x[:, :, queries][..., keys] for x in (gone, one.true > 0))
+            if here.any() and not np.array_equal(here, attended):
+                return
+            several = here.any(axis=(0, 1, 2)).sum() > 1 and here.any(axis=(0, 1, 3)).sum() > 1
+            large += bool(several)
+    if large < LARGE:
+        return
+
+    def judge(scene: Scene) -> float | None:
+        counts = kept.get(id(pairs_of(scene)))
+        if counts is None or not wrong_tensors(scene):
+            return 0.0
+        return _residual(scene, Rule(Otherwise(LEFT_OUT, lambda pairs: counts), ()), when, "given")
+
+    yield Hypothesis(LEFT_OUT, STEPS, when, judge=judge)
 
 
 def _inferred(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:

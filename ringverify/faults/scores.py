@@ -293,8 +293,8 @@ def _of_the_last_rank(here: Here, x: Tensor) -> Tensor:
 
 
 FAULTS.cause(
-    "grouped heads: of a key head whose query heads an exchange gives to several ranks, dk and dv are what those on the "
-    "last of them add",
+    "grouped heads: of a key head whose query heads an exchange gives to several ranks, dk and dv are what those on "
+    "the last of them add",
     replace(STEPS, per_key_head=_of_the_last_rank),
 )
 
