@@ -23,7 +23,17 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted, length_unit
-from ringverify.diagnosis import adding, carrying, crossing, reading, scaling, sink_gradients, stale, undefined
+from ringverify.diagnosis import (
+    adding,
+    carrying,
+    crossing,
+    overflowing,
+    reading,
+    scaling,
+    sink_gradients,
+    stale,
+    undefined,
+)
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
@@ -226,6 +236,7 @@ def _named(
         if probe is not None and (
             found := [
                 *undefined.hypotheses(there),
+                *overflowing.hypotheses(there),
                 *scaling.hypotheses(there),
                 *carrying.hypotheses(there),
                 *adding.hypotheses(there),

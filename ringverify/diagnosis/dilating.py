@@ -58,7 +58,7 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         )
     for text, of in OFFSETS.items():
         yield Otherwise(f"the offset of head h in a dilation is {text}", functools.partial(_offset, of), 0.5)
-        says = f"a head of a dilation takes every r-th position of a segment from {text} on"
+        says = f"a head of a dilation takes every r-th position of a segment from its offset on, which is {text}"
         yield Otherwise(says, functools.partial(_offset_on, of), 0.75)
     yield Otherwise(
         "the causal mask compares a query's place among the rank's own of a segment with a key's place among all of it",

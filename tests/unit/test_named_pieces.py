@@ -10,7 +10,7 @@ from mechanisms import case_of, explaining, library, seen, where
 
 from ringref.problem import Dilation
 from ringref.sharding import key_positions, pieces
-from ringverify.diagnosis import reading
+from ringverify.diagnosis import adding, reading
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.narrowing import ROUNDED
 from ringverify.diagnosis.rearranging import REARRANGED
@@ -83,6 +83,55 @@ def consecutive(here, owner, i, j):
     return j[0, 0] + torch.arange(j.size(1))[None] <= i[0, 0] + torch.arange(len(i))[:, None]
 
 
+def until_a_right_side(here, owner, i, j):
+    """A window's right side takes the place of the causal mask."""
+    right = (here.problem.window or (None, None))[1]
+    return near(here, i, j) & (not here.problem.causal or right is not None or j <= i)
+
+
+def document_of_the_first(here, owner, i, j):
+    """Four queries attend no key after the end of the first one's document, or of the first document."""
+    bounds = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    number = (torch.searchsorted(bounds, i // 4 * 4, right=True) - 1).clamp(min=0)
+    return j < bounds[(number + 1).clamp(max=len(bounds) - 1)]
+
+
+def up_to_a_hop_of_none(here, owner, i, j):
+    """Hops after the first on which no query of any rank attends a key are left out."""
+
+    def used(hop):
+        shards = enumerate(here.shards)
+        return any(near(here, x[:, None], here.shards[(rank - hop) % here.size][None]).any() for rank, x in shards)
+
+    last = next((hop for hop in range(1, here.size) if not used(hop)), here.size)
+    return (here.rank - owner) % here.size <= last
+
+
+def up_to_an_empty_tile(here, owner, i, j):
+    """The tiles of 3 keys of a block are visited until there is one of which the rank attends nothing."""
+    there = near(here, i, j).any(dim=0).split(3)
+    used = [bool(tile.any()) for tile in there]
+    return torch.arange(j.size(1)) < 3 * (used.index(False) if False in used else len(used))
+
+
+def from_offsets_on(here, owner, i, j):
+    """Head h begins at h // (H // r) in a segment, rounded down."""
+    found = 0
+    for w, r in here.problem.dilation.branches:
+        start = (torch.arange(here.problem.heads) // (here.problem.heads // r))[:, None, None]
+        i_there, j_there = ((x % w >= start) & ((x % w - start) % r == 0) for x in (i, j))
+        found = found + (i // w == j // w) * i_there * j_there
+    return found
+
+
+def by_place(here, owner, i, j):
+    """The n-th query of a rank in a segment attends its first n keys."""
+    w = here.problem.nk if here.problem.dilation is None else here.problem.dilation.branches[0][0]
+    place = ((i // w == i.T // w) & (i > i.T)).sum(dim=1, keepdim=True)
+    return (i // w == j // w) & (not here.problem.causal or j % w <= place)
+
+
+BLOCK = [Dilation(((w, r),), heads="shared", head_offset="block") for w, r in ((7, 3), (6, 2))]
 SPLIT = [Dilation(((w, 1),), heads="split") for w in (2, 3, 4)]
 
 
@@ -96,6 +145,39 @@ def level_with_a_team(here, owner, i, j):
 
 
 READ = {
+    "the causal mask is left out where a window has a right side": (
+        attending(until_a_right_side),
+        [case_of(causal=True, window=(2, 1)), case_of(causal=True, window=(None, 3), size=2)],
+        [case_of(causal=True, window=(2, None)), case_of(window=(1, 2))],
+    ),
+    "a tile of 4 queries, cut from position 0 on, attends no key after the end of the document, or of the first one, "
+    "of its first query": (
+        where(document_of_the_first),
+        [case_of(documents=(0, 5, 12), size=2), case_of(documents=(1, 6, 9, 14), size=2, query_length=14)],
+        [case_of(documents=(0, 8, 12)), case_of()],
+    ),
+    "a block is skipped if it comes after the first hop on which no rank attends anything": (
+        where(up_to_a_hop_of_none),
+        [case_of(window=(0, 1), size=4), case_of(window=(1, 2), size=5, query_length=16)],
+        [case_of(window=(0, 1), size=2), case_of(window=(2, 0), size=4), case_of(window=(None, 1))],
+    ),
+    "a tile of 3 keys of a shard is skipped if it comes after one of which the rank attends nothing": (
+        where(up_to_an_empty_tile),
+        [case_of(window=(2, 0), size=2), case_of(window=(3, 0), size=2), case_of(window=(1, 1), size=2,
+                                                                                 query_length=14)],
+        [case_of(window=(4, 0), size=2), case_of(size=2)],
+    ),
+    "a head of a dilation takes every r-th position of a segment from its offset on, which is h // (H // r), where "
+    "H / r is no whole number": (
+        attending(from_offsets_on),
+        [case_of(dilation=BLOCK[0], heads=4), case_of(dilation=BLOCK[1], heads=5)],
+        [case_of(dilation=BLOCK[0], heads=3), case_of(dilation=BLOCK[1], heads=4)],
+    ),
+    "the causal mask compares a query's place among the rank's own of a segment with a key's place among all of it": (
+        attending(by_place),
+        [case_of(causal=True), case_of(causal=True, dilation=Dilation(((5, 1),), heads="split"))],
+        [case_of(causal=True, size=1), case_of()],
+    ),
     "a block is skipped under a causal mask if its first key is level with the rank's last query, blocks being those "
     "of teams of as many ranks as divide ranks and key heads": (
         where(level_with_a_team),
@@ -441,6 +523,35 @@ CHUNKS = {
         lambda call: torch.arange(len(call.positions)).split(4),
     ),
 }
+
+
+def test_gradients_of_tiles_from_position_0_on_that_are_assigned_are_told():
+    """As where all positions are gathered before they are cut in tiles."""
+    attend = lambda q, k, v, call: Chunks.apply(q, k, v, call, lambda call: torch.arange(len(call.positions)).split(4))  # noqa: E731
+    declared = Capabilities(world_sizes=(1,), causal="always")
+    scenes, _ = seen(
+        Implementation(attend, "assigned", declared),
+        [case_of(size=1, causal=True, query_length=n) for n in (7, 12)],
+        gradients=True,
+    )
+    words = "the dk of each tile of 4 queries, cut from position 0 on, are written over those of the tile before"
+    assert words in explaining(adding.hypotheses(scenes), scenes)
+
+
+LOST = {3: ((0, 2), (2, 1)), 4: ((1, 3), (3, 0))}
+
+
+def test_blocks_that_are_missing_without_a_rule_are_told():
+    """Whole blocks, and nothing else; not if a part of a block is there."""
+
+    def left_out(rows):
+        return where(lambda here, owner, i, j: ((here.rank, owner) not in LOST[here.size]) | (i - i.min() >= rows))
+
+    cases = [case_of(), case_of(size=4, query_length=16)]
+    for rows, told in ((9, True), (2, False)):
+        scenes, probe = seen(Implementation(ring_of(left_out(rows)), "lost", EVERYTHING), cases, gradients=False)
+        found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
+        assert (found == [reading.LEFT_OUT]) is told
 
 
 @pytest.mark.parametrize("words", CHUNKS)

@@ -1,0 +1,162 @@
+"""Mechanisms of heads, of branches and of sums that overflow, written by hand: each is named by its own cause."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from mechanisms import case_of, explaining, library, seen
+
+from ringref import pattern
+from ringref.problem import Dilation
+from ringverify.diagnosis import adding, crossing, overflowing
+from ringverify.diagnosis.diagnose import _refuted
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.standing import Standing
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
+from ringverify.implementation import Capabilities, Implementation
+
+READS = {(6, 2, 3): [0, 0, 0, 0, 1, 1], (12, 3, 2): [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2]}
+"""The key head of each query head, counted from the first one of its rank: by heads, key heads and ranks."""
+
+KEPT = {(2, 1, 2): [1], (4, 2, 4): [1, 3], (6, 2, 3): [2, 4, 5]}
+"""The query heads that the last rank has of the query heads of a key head."""
+
+
+def test_key_heads_that_are_counted_from_the_first_query_head_of_a_rank_are_told():
+    """As if a group began with every rank's first query head."""
+
+    def reads(here):
+        return torch.tensor(READS[here.problem.heads, here.problem.hk, here.size])
+
+    def summed(here, x):
+        return x.new_zeros((x.size(0), here.problem.hk, *x.shape[2:])).index_add(1, reads(here), x)
+
+    steps = replace(STEPS, per_query_head=lambda here, x: x[:, reads(here)], per_key_head=summed)
+    cases = [case_of(heads=heads, key_heads=key_heads, size=size) for heads, key_heads, size in READS]
+    scenes, _ = seen(Implementation(ring_of(steps), "from the first", EVERYTHING), cases, gradients=True)
+    words = (
+        "grouped heads: a query head reads the wrong key head, counted from its rank's first query head on, as if a "
+        "group began with it"
+    )
+    assert explaining(library(words), scenes)
+
+
+def test_gradients_of_a_key_head_that_come_of_its_last_rank_alone_are_told():
+    """What comes of the ranks before is written over."""
+
+    def summed(here, x):
+        kept = torch.zeros(here.problem.heads)
+        kept[KEPT[here.problem.heads, here.problem.hk, here.size]] = 1
+        return STEPS.per_key_head(here, x * kept[:, None, None])
+
+    cases = [case_of(heads=heads, key_heads=key_heads, size=size) for heads, key_heads, size in KEPT]
+    attend = Implementation(ring_of(replace(STEPS, per_key_head=summed)), "the last", EVERYTHING)
+    scenes, _ = seen(attend, cases, gradients=True)
+    words = (
+        "grouped heads: of a key head whose query heads an exchange gives to several ranks, dk and dv are what those "
+        "on the last of them add"
+    )
+    assert explaining(library(words), scenes)
+
+
+def test_gradients_made_with_the_queries_of_other_heads_are_told():
+    """The scores are right, and so are dq and dv."""
+    orders = {(6, 2): [0, 2, 4, 1, 3, 5], (6, 3): [0, 3, 1, 4, 2, 5]}
+    for (heads, key_heads), order in orders.items():
+        steps = replace(
+            STEPS, dk=lambda ds, q, scale, attended, order=order: STEPS.dk(ds, q[:, order], scale, attended)
+        )
+        cases = [case_of(heads=heads, key_heads=key_heads, size=size) for size in (1, 3)]
+        scenes, _ = seen(Implementation(ring_of(steps), "other heads", EVERYTHING), cases, gradients=True)
+        assert explaining(crossing.hypotheses(scenes), scenes) == [
+            "dk is made with the queries of other heads: heads are taken in turn, as if query head h read key head h "
+            "mod key heads"
+        ]
+
+
+class Branches(torch.autograd.Function):
+    """Attention of one rank with two branches, whose backward takes the weights of each from its own softmax."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        """Right."""
+        p, i = call.problem, call.positions.numpy()
+        parts = [
+            torch.as_tensor(pattern.branches_through(i[:, None], i[None], dilation=one, heads=p.heads))
+            for one in (replace(p.dilation, branches=(branch,)) for branch in p.dilation.branches)
+        ]
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        own = [s.masked_fill(m == 0, -math.inf).softmax(-1).nan_to_num() for m in parts]
+        weights = sum(parts) * s.exp()
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        out = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+        ctx.save_for_backward(q, k, v, sum(own), (weights * 1.0), out)
+        ctx.scale = call.scale
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        """The share that a branch has in the merge is missing."""
+        q, k, v, own, _, out = ctx.saved_tensors
+        dp = torch.einsum("bqhd,bkhd->bhqk", dout, v)
+        delta = (dout * out).sum(-1).transpose(1, 2)[..., None]
+        ds = own * (dp - delta) * ctx.scale
+        dq, dk = torch.einsum("bhqk,bkhd->bqhd", ds, k), torch.einsum("bhqk,bqhd->bkhd", ds, q)
+        return dq, dk, torch.einsum("bhqk,bqhd->bkhd", own, dout), None
+
+
+def test_branches_with_weights_of_their_own_in_the_backward_are_told():
+    """Right with one branch."""
+    declared = Capabilities(world_sizes=(1,), dilation=("shared",))
+    attend = Implementation(lambda q, k, v, call: Branches.apply(q, k, v, call), "branches", declared)
+    two, one = Dilation(((6, 1), (12, 2)), heads="shared"), Dilation(((6, 1),), heads="shared")
+    scenes, _ = seen(attend, [case_of(size=1, dilation=x, query_length=n) for x, n in ((two, 12), (two, 9), (one, 12))],
+                     gradients=True)  # fmt: skip
+    *wrong, right = scenes
+    assert not wrong_tensors(right)
+    words = "the backward takes the weights of each branch of a dilation from its own lse, not the merged one"
+    assert words in explaining(adding.hypotheses(wrong), wrong)
+
+
+def by_pairs(q, k, v, call):
+    """Every rank's part, merged in pairs without a shift."""
+    group = call.problem.group_size
+    k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
+    parts = []
+    for owner in range(call.world_size):
+        block = [x.contiguous() if owner == call.rank else torch.empty_like(x) for x in (k, v)]
+        for x in block:
+            dist.broadcast(x, dist.get_global_rank(call.group, owner), group=call.group)
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, block[0])
+        parts.append((torch.einsum("bhqk,bkhd->bhqd", s.softmax(-1), block[1]), s.logsumexp(-1)))
+    while len(parts) > 1:
+        (out, lse), (more, more_lse), *parts = parts
+        both = (lse.exp() + more_lse.exp()).log()
+        parts.append(((lse - both).exp()[..., None] * out + (more_lse - both).exp()[..., None] * more, both))
+    return parts[0][0].transpose(1, 2), parts[0][1]
+
+
+def test_a_merge_without_a_shift_is_told_in_whichever_order():
+    """Rows whose log-sum-exp is out of range are no numbers or 0, and no others."""
+    attend = Implementation(by_pairs, "pairs", Capabilities(lse=True, gradients=False))
+    cases = [
+        case_of(values="large_scores", size=size, seed=seed, query_length=2 * size) for size, seed in ((3, 1), (4, 2))
+    ]
+    scenes, _ = seen(attend, [*cases, case_of(), case_of(size=1, values="large_scores")], gradients=False)
+    assert [bool(wrong_tensors(scene)) for scene in scenes] == [True, True, False, False]
+    assert overflowing.UNSHIFTED in explaining(overflowing.hypotheses(scenes), scenes[:2])
+    for one in overflowing.hypotheses(scenes):
+        assert all(one.explains(scene) == 0.0 for scene in scenes[2:])
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_rules_that_fit_are_told_apart_by_further_cases(failing):
+    """By one that fails and that only one of them explains, or one that passes and that only one predicts."""
+    steps = replace(STEPS, scale=lambda here: 0.5) if failing else STEPS
+    (scene,), _ = seen(Implementation(ring_of(steps), "one", EVERYTHING), [case_of()], gradients=False)
+    there, elsewhere = (Hypothesis(text, STEPS, judge=lambda scene, x=x: x) for text, x in (("a", 0.0), ("b", None)))
+    left = _refuted([Standing(elsewhere, 0.0), Standing(there, 0.0)], iter([scene]))
+    assert [one.hypothesis for one in left] == [there]
