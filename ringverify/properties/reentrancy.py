@@ -75,13 +75,14 @@ def _judge(case: Case, runner: Runner) -> Judgement:
 
 
 def _told_apart(case: Case, violation: Violation | None, runner: Runner) -> Violation | None:
-    """Return how calls fail with the cause that they disturb each other, if each of them alone is right."""
+    """Return how calls fail, with the cause that they disturb each other if each of them alone is right."""
     if violation is None or any(judge_everything(one, runner).violation is not None for one in (case, next_of(case))):
         return violation
     return dataclasses.replace(
         violation,
-        cause="what a call keeps or has returned is used, or written to, by the next one: alone, each of them is right",
-        needs="a second call before the backward of the first",
+        cause="what a call keeps or has returned is used up, or written to, by the next call or backward: alone, each of "
+        "them is right",
+        needs="a second call before the backward of the first, or a second backward",
     )
 
 

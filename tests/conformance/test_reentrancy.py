@@ -48,6 +48,19 @@ def test_calls_that_meet_are_found_where_plain_calls_are_right(attend, reason, s
     assert summary in shown.violation.summary
     assert shown.case.world_size == 1
     assert shown.case.problem.nq <= 2
+    if reason == "raised":
+        assert shown.diagnosis.text.startswith("what a call keeps or has returned is used up")
+        assert shown.needs.requires[0] == "a second call before the backward of the first, or a second backward"
+
+
+def test_a_call_that_is_wrong_alone_is_not_said_to_disturb_others():
+    """Its gradients are wrong among others too."""
+    attend = Implementation(
+        ring_of(dataclasses.replace(STEPS, ds=lambda p, dp, delta: p * dp)), "wrong", right.attend.capabilities
+    )
+    assert hunted(attend, "gradients").counterexample is not None
+    shown = hunted(attend, "reentrancy").counterexample
+    assert shown.violation.cause is None
 
 
 @pytest.mark.parametrize(

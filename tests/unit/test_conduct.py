@@ -152,6 +152,64 @@ def test_what_fails_only_in_a_group_of_a_larger_world_is_named_by_it(peer, says)
     assert found.diagnosis.text.startswith(says)
 
 
+def sending(q, k, v, call, *, meets):
+    """A right call after a row or none was sent to the next rank, as far as `meets` says."""
+    rows = len(call.positions)
+    after, before = ((call.rank + step) % call.world_size for step in (1, -1))
+    sent, room = meets(rows, call)
+    works = []
+    if sent is not None:
+        works.append(dist.isend(torch.zeros(sent), group=call.group, group_dst=after))
+    if room is not None:
+        works.append(dist.irecv(torch.zeros(room), group=call.group, group_src=before))
+    for work in works:
+        work.wait()
+    return plain(q, k, v, call)
+
+
+@pytest.mark.parametrize(
+    ("meets", "kind", "says"),
+    [
+        (lambda rows, call: (rows or None, call.problem.nq // call.world_size), "deadlock",
+         "a message without elements is received, and not sent: rank "),
+        (lambda rows, call: (rows, call.problem.nq // call.world_size), "raised",
+         "sender and receiver do not mean the same rows, or the same dtype: rank "),
+    ],
+)  # fmt: skip
+def test_messages_of_other_lengths_than_are_received_are_named(meets, kind, says):
+    """Or of none, which are not sent."""
+
+    def attend(q, k, v, call):
+        alone = call.world_size == 1 or (kind == "deadlock" and call.problem.nq >= call.world_size)
+        return plain(q, k, v, call) if alone else sending(q, k, v, call, meets=meets)
+
+    capabilities = dataclasses.replace(PLAIN, uneven=True, empty_shards=True)
+    found = shown(FORWARD, attend, capabilities, examples=60)
+    assert found.violation.kind == kind
+    assert found.diagnosis.text.startswith(says)
+
+
+def test_a_buffer_that_is_written_to_before_it_arrives_is_the_cause_of_wrong_values():
+    """What is computed from it is not what arrives."""
+
+    def attend(q, k, v, call):
+        after, before = ((call.rank + step) % call.world_size for step in (1, -1))
+        room = torch.zeros(1)
+        works = [
+            dist.isend(torch.zeros(1), group=call.group, group_dst=after),
+            dist.irecv(room, group=call.group, group_src=before),
+        ]
+        works[0].wait()
+        room += 1
+        out = plain(q, k, v, call) + (q.sin() + v.cos()) * room
+        works[1].wait()
+        return out
+
+    found = shown(FORWARD, attend)
+    assert found.violation.kind == "value"
+    assert found.diagnosis.text.startswith("a buffer is written to while a receive into it is in flight: rank ")
+
+
 def test_a_rank_that_returns_early_is_named_with_what_it_lacks():
     """It holds no tokens, so it takes no part."""
 

@@ -35,6 +35,7 @@ PLANTED = [
     ("at least 3 ranks", lambda one: one["ranks"] >= 3),
     ("exactly 3 ranks", lambda one: one["ranks"] == 3),
     ("an even number of ranks", lambda one: one["ranks"] % 2 == 0),
+    ("a number of ranks that is a product of smaller ones", lambda one: one["ranks"] in (4, 6, 8)),
     ("causal", lambda one: one["causal"]),
     ("not causal", lambda one: not one["causal"]),
     ("causal, at least 3 ranks", lambda one: one["causal"] and one["ranks"] >= 3),
@@ -335,6 +336,32 @@ def test_nothing_is_said_that_a_run_contradicts():
     said, _, _ = found(lambda one: True, EVERYTHING, fails=fails)
     assert failed
     assert all(one.holds(case) for one in said.requires for case in failed)
+
+
+def test_a_factor_that_makes_a_case_fail_otherwise_is_a_matter():
+    """Its variants are none of those that fail alike."""
+    case = Case(problem=Problem(query_length=6, head_dim=2), world_size=2)
+    otherwise = set()
+
+    def fails(other):
+        if other.problem.nq % other.world_size == 0:
+            return True
+        otherwise.add(other)
+        return None
+
+    def said(**how):
+        return needs(case, fails, dataclasses.replace(TOKENS, window=False), most_ranks=4, **how)
+
+    assert "length" in said().irrelevant
+    assert "length" not in said(otherwise=otherwise).irrelevant
+
+
+def test_under_causal_alone_it_is_named_and_not_what_it_hides():
+    """Of a zigzag shard, the first query attends no block of a later rank that others attend: that is causality."""
+    declared = dataclasses.replace(TOKENS, sharding=("zigzag",), window=False)
+    case = Case(problem=Problem(query_length=4, causal=True), world_size=2, sharding="zigzag")
+    found = needs(case, lambda other: other.problem.causal and other.world_size > 1, declared, most_ranks=4)
+    assert [one.text for one in found.requires] == ["causal", "at least 2 ranks"]
 
 
 def test_runs_that_teach_nothing_are_no_evidence():
