@@ -329,7 +329,8 @@ def _accounted_for(
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     diagnosis, declaration, needs = Diagnosis(), None, None
 
-    if alone and late is not None and (not hangs or runner.world.name == "simulated"):
+    known_needs = violation.needs is not None and violation.finding is not None
+    if not known_needs and alone and late is not None and (not hangs or runner.world.name == "simulated"):
 
         def varied() -> Needs:
             return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=late)

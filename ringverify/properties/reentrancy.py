@@ -80,8 +80,10 @@ def _told_apart(case: Case, violation: Violation | None, runner: Runner) -> Viol
         return violation
     return dataclasses.replace(
         violation,
-        cause="what a call keeps or has returned is used up, or written to, by the next call or backward: alone, each of "
-        "them is right",
+        cause=(
+            "what a call keeps or has returned is used up, or written to, by the next call or backward: alone, each of "
+            "them is right"
+        ),
         needs="a second call before the backward of the first, or a second backward",
     )
 
