@@ -419,7 +419,7 @@ def _of_conduct(
     if beside is not None and beside.violation is not None and beside.violation.reason in telling:
         cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
         return cause if violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
-    if violation.failure is None:
+    if violation.failure is None or violation.kind != "deadlock":
         return None
     return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.told().requires)
 

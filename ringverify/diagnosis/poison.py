@@ -57,7 +57,7 @@ REPLACED_BY: dict[str, Replaced] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Alone:
+class _Poisoned:
     """What NaN in one key or value alone does.
 
     Attributes:
@@ -100,7 +100,7 @@ def of_poison(case: Case, capabilities: Capabilities, probe: Probe, larger: Sequ
     what = " and ".join(n for n, one in (("keys", by_keys), ("values", by_values)) if one)
     product = (REPLACED if {"out", "lse"} & by_keys else PRODUCT).format(what=what)
 
-    def alone() -> Iterator[_Alone]:
+    def alone() -> Iterator[_Poisoned]:
         for one in (case, *_with_little(larger)):
             x = make_inputs(one)
             name, of = ("v", x.v) if by_values else ("k", x.k)
@@ -109,7 +109,7 @@ def of_poison(case: Case, capabilities: Capabilities, probe: Probe, larger: Sequ
                 only = finite(x)
                 getattr(only, name)[entry, key] = of[entry, key]
                 if (found := wrong(one, only)) is not None:
-                    yield _Alone(scene, int(entry), int(key), bool(found))
+                    yield _Poisoned(scene, int(entry), int(key), bool(found))
 
     if case.problem.key_lengths is None:
         return product
@@ -129,7 +129,7 @@ def _with_little(cases: Sequence[Case]) -> list[Case]:
     return sorted(few, key=lambda one: one.problem.batch * one.problem.nk)[-LARGER:]
 
 
-def _replaced_by(seen: Sequence[_Alone]) -> str | None:
+def _replaced_by(seen: Sequence[_Poisoned]) -> str | None:
     """Return what is replaced, if some keys past key_lengths are and others are not; `None` if no rule says which."""
     past = [one for one in seen if one.key >= (one.scene.problem.key_lengths or ())[one.entry]]
     if all(one.reaches for one in past) or all(one.reaches == _computed(one) for one in past):
@@ -139,13 +139,13 @@ def _replaced_by(seen: Sequence[_Alone]) -> str | None:
     )
 
 
-def _left(one: _Alone, rule: Replaced) -> bool:
+def _left(one: _Poisoned, rule: Replaced) -> bool:
     """Whether a key stays as it is by a rule."""
     replaced = rule(pairs_of(one.scene).keys, one.scene.problem.key_lengths or (), one.entry)
     return not np.ravel(replaced)[one.key]
 
 
-def _computed(one: _Alone) -> bool:
+def _computed(one: _Poisoned) -> bool:
     """Whether a key lies in a block of which some query attends something, so that a ring may compute it."""
     pairs = pairs_of(one.scene)
     here = np.broadcast_to(pairs.owner == pairs.keys.rank[0, one.key], pairs.true.shape[-2:])
