@@ -62,7 +62,7 @@ VARIED = 6
 """Failing variants of the smallest case that a cause has to explain too, as unlike each other as there are."""
 
 FURTHER = 20
-"""Failing variants beside those that a cause which is not there in every case has to explain."""
+"""Variants beside those that a cause has to explain which is not there in every case, or beside which another fits."""
 
 OF_SINKS = 10
 """Cases beside the smallest in which a gradient of sinks has to be explained."""
