@@ -7,6 +7,7 @@ and heads by the order in which those of a group follow each other.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -71,6 +72,9 @@ TAKEN: dict[str, Taken] = {
 }
 """What is taken of other rows in the backward."""
 
+OF_HOLDER = "the rows at the same places on the rank that holds the keys, which computes them where queries travel"
+"""Whose rows may be taken instead of those that have come."""
+
 HEADS: dict[str, Callable[[Ints, int], Ints]] = {
     "in turn, as if query head h read key head h mod key heads": lambda h, group: (
         h % group * (len(h) // group) + h // group
@@ -110,6 +114,22 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 change = functools.partial(_changed, taken, moved, part)
                 if all(fits(one, change(one)) for one in terms):
                     yield measured(f"{told}the backward takes {what} of {where}", change)
+    for part, (what, taken) in itertools.product(PLACES, TAKEN.items()):
+        told = f"{part.text}: " if part.text else ""
+        change = functools.partial(_on_rank_of_keys, taken, part)
+        if all(fits(one, change(one)) for one in terms):
+            yield measured(f"{told}the backward takes {what} of {OF_HOLDER}", change)
+
+
+def _on_rank_of_keys(taken: Taken, part: PartOfPairs, terms: Terms) -> Gradients:
+    """Return what changes if something is taken of the rank's rows that holds the keys, as far as it has such."""
+    queries, here, found = terms.pairs.queries, part.holds(terms.pairs), Gradients()
+    place, own = queries.place[:, 0], np.arange(queries.total)
+    for owner, held in enumerate(queries.shards):
+        rows = np.where(place < len(held), held[np.minimum(place, len(held) - 1)], own) if len(held) else own
+        for name, y in taken(terms, rows, here & (terms.pairs.owner == owner)).items():
+            found[name] = found[name] + y if name in found else y
+    return found
 
 
 def _changed(taken: Taken, moved: Moved, part: PartOfPairs, terms: Terms) -> Gradients:

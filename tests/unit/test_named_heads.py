@@ -160,3 +160,55 @@ def test_rules_that_fit_are_told_apart_by_further_cases(failing):
     there, elsewhere = (Hypothesis(text, STEPS, judge=lambda scene, x=x: x) for text, x in (("a", 0.0), ("b", None)))
     left = _refuted([Standing(elsewhere, 0.0), Standing(there, 0.0)], iter([scene]))
     assert [one.hypothesis for one in left] == [there]
+
+
+class Helped(torch.autograd.Function):
+    """Causal attention whose far blocks are computed by the rank that holds the keys, with its own delta."""
+
+    @staticmethod
+    def gathered(x, call):
+        """All ranks' rows, of as many each."""
+        parts = [torch.empty_like(x) for _ in range(call.world_size)]
+        dist.all_gather(parts, x.contiguous(), group=call.group)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        """Right."""
+        q, k, v = (Helped.gathered(x, call) for x in (q, k, v))
+        later = torch.ones(q.size(1), q.size(1), dtype=torch.bool).triu(1)
+        p = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(later, -math.inf).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        ctx.call = call
+        return torch.einsum("bhqk,bkhd->bqhd", p, v)[:, call.positions]
+
+    @staticmethod
+    def backward(ctx, dout):
+        """Wrong past hop ranks // 2."""
+        q, k, v, p = ctx.saved_tensors
+        call, dout = ctx.call, Helped.gathered(dout, ctx.call)
+        dp = torch.einsum("bqhd,bkhd->bhqk", dout, v)
+        rows = q.size(1) // call.world_size
+        i, j = torch.arange(q.size(1))[:, None], torch.arange(q.size(1))
+        delta = (p * dp).sum(-1)[..., None].expand_as(p)
+        far = i // rows - j // rows > call.world_size // 2
+        delta = torch.where(far, (p * dp).sum(-1)[:, :, j // rows * rows + i % rows], delta)
+        ds = p * (dp - delta) * call.scale
+        found = (
+            torch.einsum("bhqk,bkhd->bqhd", ds, k),
+            torch.einsum("bhqk,bqhd->bkhd", ds, q),
+            torch.einsum("bhqk,bqhd->bkhd", p, dout),
+        )
+        return *(x[:, call.positions] for x in found), None
+
+
+def test_a_helper_that_takes_its_own_delta_is_told():
+    """Of the rows that lie at the same places of its own shard."""
+    declared = Capabilities(causal="always")
+    attend = Implementation(lambda q, k, v, call: Helped.apply(q, k, v, call), "helped", declared)
+    cases = [case_of(causal=True), case_of(causal=True, size=4, query_length=16), case_of(causal=True, size=2)]
+    scenes, _ = seen(attend, cases, gradients=True)
+    *wrong, right = scenes
+    assert not wrong_tensors(right)
+    words = f"past hop ranks // 2: the backward takes delta of {crossing.OF_HOLDER}"
+    assert words in explaining(crossing.hypotheses(wrong), wrong)
