@@ -29,7 +29,7 @@ from ringverify.errors import Inconclusive
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.precision import PRECISION
-from ringverify.properties.property import Judgement, Property, Violation, judge_observation
+from ringverify.properties.property import Judgement, Property, Violation, judge_everything, judge_observation
 from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.patience import WorkLimit
 from ringverify.worlds.world import WorldUnavailable
@@ -149,7 +149,9 @@ def when_it_fails(
         try:
             seen = plain(other) if wider else judged(property, other, there)
             if not seen.applies and violation.kind == "precision" and other.problem.dtype not in HALF:
-                seen = plain(other)  # the property is one of 16-bit dtypes
+                seen = judge_everything(other, there)  # the property is one of 16-bit dtypes
+                if seen.violation is not None:
+                    return True  # and what is wrong is no rounding
             elif not seen.applies and finding is None and property.applies(in_scope(other), there.capabilities):
                 seen = property.judge(other, there)
         except (Inconclusive, WorldUnavailable, CaseRefused):
