@@ -102,6 +102,7 @@ class Exploration:
         turning: by a case that passed, the factor in which it differs from one that failed.
         hiding: number of cases that were seen to fail with some of their seeds only.
         tried: number of runs.
+        all_hold: whether a shorter sequence was seen to pass in which a rank holds nothing.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Exploration:
         self.outcomes: dict[str, list[bool]] = {}
         self.turning: dict[Case, str] = {}
         self.tried = 0
+        self.all_hold = False
         self._board = Board(varying.c)
         self._unknown: set[Case] = set()
         self.hiding = 0
@@ -206,6 +208,7 @@ class Exploration:
             self._drawn = drawn[4 * MIXED :]
             self._elsewhere(generous, self._told_apart(generous, pool))
             self._told_apart(generous, pool)
+            self.all_hold = any(self.passes(one) for one in self.varying.too_short(self.case))
         except Spent:
             return self.explanation(), False
         return self.explanation(), True

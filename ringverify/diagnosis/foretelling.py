@@ -54,6 +54,9 @@ MOST = 6
 SEEDS = 4
 """Seeds with which a case has to pass: values may hide a fault by chance."""
 
+ALONE = 4
+"""Cases that are run on as few ranks as there may be, if they pass there by the cause."""
+
 BELOW = 40
 """Cases that are judged by a cause for each limit of a number that was said, and do not reach it."""
 
@@ -169,6 +172,10 @@ def held_against(
     draw, soon = random.Random(0), left() / 2
     exceptions = list[Case]()
     with contextlib.suppress(Spent):
+        for case in _on_fewest_ranks(x, failing):
+            if foretells(case) is False and x.met(case, explanation):
+                x.failed(case)
+        explanation = x.explanation()
         for case in itertools.islice(x.varying.scattered(failing[:], draw), FURTHER if failing else 0):
             if left() <= soon:
                 break
@@ -190,6 +197,13 @@ def held_against(
     more = sum(x.met(case, explanation) for case in exceptions) >= EXCEPTIONS
     requirement = Requirement(SHOWS, lambda case: foretells(case) is not False)
     return said(x, explanation, complete, beyond=requirement, more=more)
+
+
+def _on_fewest_ranks(x: Exploration, failing: Sequence[Case]) -> list[Case]:
+    """Return some of these cases on as few ranks as there may be, where much is right; those with most keys."""
+    found = dict.fromkeys(one for base in failing[:ALONE] for one in x.varying.of(base, "ranks"))
+    alone = [one for one in found if one.world_size == x.varying.sizes[0]]
+    return sorted(alone, key=lambda one: -one.problem.nk)[:ALONE]
 
 
 def _size(case: Case) -> int:

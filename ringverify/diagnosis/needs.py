@@ -49,6 +49,9 @@ RARE = 1.5
 """Cost from which on a condition is rare, as "at most" is: it is said only after it was put to the test, and not where
 its factor matters in a way that has no words."""
 
+ALL_HOLD = "length with tokens on every rank"
+"""What is no matter where a length does not matter, unless it is so short that a rank holds nothing."""
+
 CHANCE = 3
 """Cases that have to fail with some of their seeds only, before values are said to matter."""
 
@@ -187,6 +190,8 @@ def said(
         about |= GEOMETRY if beyond is None else GEOMETRY | {"ranks"}
     outcomes = exploration.outcomes
     irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
+    if exploration.all_hold:
+        irrelevant = tuple(ALL_HOLD if name == "length" else name for name in irrelevant)
     masks = [name for name in MASKS if getattr(case.problem, name)]
     passing = [
         one for one, failed in exploration.runs.items() if not failed and all(getattr(one.problem, n) for n in masks)

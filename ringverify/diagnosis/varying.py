@@ -225,6 +225,14 @@ class Varying:
             longer = _stretched(one, nq, nk if self.c.cross_lengths else nq)
             yield next(iter(self._allowed(one, longer)), one) if draw.random() < SHORTENED else one
 
+    def too_short(self, case: Case) -> list[Case]:
+        """Return a case with so few positions that a rank holds nothing, if that is declared and the case has more."""
+        if not self.c.empty_shards or min(case.problem.nq, case.problem.nk) < case.world_size:
+            return []
+        few = dict.fromkeys((1, case.world_size - 1)) if case.world_size > 1 else ()
+        found = (one for n in few for one in _stretched(case, n, n))
+        return [one for one in found if why_unsupported(one, self.c) is None]
+
     def without(self, case: Case, factors: Collection[str]) -> Case | None:
         """Return a case without some of its masks, all of them at once; `None` if that is not declared."""
         absent = {name: False if name == "causal" else None for name in factors if getattr(case.problem, name)}

@@ -106,6 +106,19 @@ def test_of_a_sum_that_is_rounded_it_is_known_where_no_digit_is_another():
     assert foretells(case.replace(dtype="float32")) is False
 
 
+def test_what_passes_on_one_rank_by_the_cause_is_run_there(monkeypatch):
+    """Few runs have shown that it takes two: by the cause that is looked for."""
+    monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", 6)
+    cause = Hypothesis("dk and dv are summed in 16 bits", summed_in_input_dtype(step_by_step=True))
+    declared = dataclasses.replace(DECLARED, gradients=True, dtypes=("bfloat16",), sharding=("contiguous",))
+    case = Case(problem=Problem(query_length=6, dtype="bfloat16"), world_size=2, values="normal")
+    found = needs(case, lambda other: other.world_size > 1, declared, most_ranks=4)
+    found.exploration.runs[case.replace(world_size=1)] = found.exploration.seen[case.replace(world_size=1)] = False
+    held = held_against(found, [cause], declared, gradients=True, left=lambda: 60.0)
+    assert "at least 2 ranks" not in [one.text for one in found.requires]
+    assert "at least 2 ranks" in [one.text for one in held.requires]
+
+
 def test_a_cause_of_another_sharding_than_that_of_all_runs_says_nothing():
     """It foretells none of them: that it contradicts none proves nothing."""
     cause = named("window uses local indices")

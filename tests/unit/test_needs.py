@@ -356,6 +356,15 @@ def test_a_factor_that_makes_a_case_fail_otherwise_is_a_matter():
     assert "length" not in said(otherwise=otherwise).irrelevant
 
 
+@pytest.mark.parametrize(("empty", "said"), [(True, "length with tokens on every rank"), (False, "length")])
+def test_sequences_that_leave_a_rank_empty_are_no_part_of_what_is_no_matter(empty, said):
+    """Where ranks may be empty, the shortest ones pass, as of most faults."""
+    declared = dataclasses.replace(TOKENS, window=False, empty_shards=empty)
+    case = Case(problem=Problem(query_length=4), world_size=2)
+    found = needs(case, lambda other: other.problem.nq >= other.world_size > 1, declared, most_ranks=4)
+    assert said in found.irrelevant
+
+
 def test_under_causal_alone_it_is_named_and_not_what_it_hides():
     """Of a zigzag shard, the first query attends no block of a later rank that others attend: that is causality."""
     declared = dataclasses.replace(TOKENS, sharding=("zigzag",), window=False)
