@@ -28,20 +28,22 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
         failure: which ranks wait for what, and which have returned.
         requires: what the case needs in order to fail, in words.
     """
-    if failure.waits and {rank for rank, _ in failure.waits} == {*failure.for_nothing}:
-        rank, what = failure.waits[0]
-        return f"a message without elements is received, and not sent: rank {rank} waits for {what}"
+    for_nothing = {rank for rank, _ in failure.waits} == {*failure.for_nothing} != set()
     ring, held = case.ring_ranks, shards(case, capabilities)
     gone = [ring.index(rank) for rank in failure.returned if rank in ring]
     waiting = [ring.index(rank) for rank, _ in failure.waits if rank in ring]
     for _, holds, axes in sorted(HELD, key=lambda one: one[0] not in requires):
         empty = [rank for rank in (*gone, *waiting) if not any(len(held[axis][rank]) for axis in axes)]
-        if waiting and empty and set(empty) <= set(gone):
+        idle = not for_nothing or {ring[rank] for rank in empty} <= {*failure.idle}
+        if waiting and empty and set(empty) <= set(gone) and idle:
             rank, what = failure.waits[0]
             return (
                 f"rank {ring[empty[0]]}, which {holds}, returns early and takes no part in the exchange: "
                 f"rank {rank} waits for {what}"
             )
+    if for_nothing:
+        rank, what = failure.waits[0]
+        return f"a message without elements is received, and not sent: rank {rank} waits for {what}"
     return None
 
 

@@ -47,6 +47,7 @@ class Failure:
         waits: of a deadlock, the ranks that wait and what each waits for.
         returned: of a deadlock, the ranks that have returned.
         for_nothing: of a deadlock, the ranks that wait for a message without elements.
+        idle: of a deadlock, the ranks that have returned and had never communicated.
     """
 
     kind: FailureKind
@@ -64,6 +65,7 @@ class Failure:
     waits: tuple[tuple[int, str], ...] = ()
     returned: tuple[int, ...] = ()
     for_nothing: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))

@@ -230,6 +230,16 @@ def test_of_a_deadlock_of_ranks_that_nothing_tells_apart_no_cause_is_named():
     assert of_deadlock(case, PLAIN, failure, ()) is None
 
 
+@pytest.mark.parametrize(("idle", "says"), [((1,), "rank 1, which holds no "), ((), "a message without")])
+def test_an_empty_rank_that_took_part_has_not_returned_early(idle, says):
+    """It has received, and did not send what has no elements."""
+    case = Case(problem=Problem(query_length=1), world_size=2)
+    waits = ((0, "a receive from rank 1, tag 0"),)
+    failure = Failure("deadlock", None, "", "", waits=waits, returned=(1,), for_nothing=(0,), idle=idle)
+    told = of_deadlock(case, dataclasses.replace(PLAIN, uneven=True, empty_shards=True), failure, ())
+    assert told.startswith(says)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

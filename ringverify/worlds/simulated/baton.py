@@ -65,6 +65,7 @@ class Baton:
         over: the run has ended; a rank that communicates is unwound.
         relieve: called when no rank can go on; lets held-back messages arrive and returns whether there were any.
         explain: called at a deadlock; returns what else is known, as text.
+        acted: ranks that have communicated.
     """
 
     def __init__(self, world_size: int, seed: int) -> None:
@@ -72,6 +73,7 @@ class Baton:
         self.over = False
         self.relieve: Callable[[], bool] = bool
         self.explain: Callable[[], str] = str
+        self.acted: set[int] = set()
         self._random = random.Random(seed).random
         self._seats = [_PlaceOfRank(rank) for rank in range(world_size)]
         self._ready = list(range(world_size))
@@ -273,7 +275,9 @@ class Baton:
         awaited = tuple((seat.rank, seat.awaited.describe()) for seat in self._seats if seat.awaited is not None)
         returned = tuple(seat.rank for seat in self._seats if seat.finished and seat.awaited is None)
         nothing = tuple(seat.rank for seat in self._seats if seat.awaited is not None and seat.awaited.elements == 0)
+        idle = tuple(rank for rank in returned if rank not in self.acted)
         message = "deadlock: " + "; ".join(waits)
-        ended = Failure("deadlock", None, message, detail, waits=awaited, returned=returned, for_nothing=nothing)
-        self.stop(ended)
+        self.stop(
+            Failure("deadlock", None, message, detail, waits=awaited, returned=returned, for_nothing=nothing, idle=idle)
+        )
         raise Unwound

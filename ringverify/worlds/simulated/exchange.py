@@ -255,6 +255,7 @@ class Exchange:
     def _posted(self, operation: Operation, *, may_pause: bool) -> None:
         if self.observe is not None:
             self.observe(Event("posted", operation))
+        self.baton.acted.add(operation.rank)
         if may_pause:
             self.baton.pause(operation.rank)
 
