@@ -27,8 +27,6 @@ Rows = TypeVar("Rows", Ints, Mask)
 
 CONSTRAINTS = ("causal", "window", "documents", "key_lengths", "dilation")
 
-TILES = range(2, 9)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneSide:

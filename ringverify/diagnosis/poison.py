@@ -122,7 +122,7 @@ def _with_little(cases: Sequence[Case]) -> list[Case]:
     found = dict[Case, None]()
     for one in cases:
         p = one.problem
-        if one.values in POISONED and p.key_lengths and p.nk > 1:
+        if one.values in POISONED and p.key_lengths and p.nk > 1 and not one.chunks:
             lengths = tuple(min(1 + entry, p.nk - 1) for entry in range(p.batch))
             found[one.replace(key_lengths=lengths)] = None
     few = [one for one in found if one.problem.batch * one.problem.nk <= MOST]

@@ -9,7 +9,8 @@ import numpy as np
 
 from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
 from ringverify.diagnosis.documents import bounds
-from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs, Rows, side
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, Rows, side
+from ringverify.faults.merging import TILES
 
 At = Callable[[Pairs, OneSide], Ints]
 """Positions that are taken instead of those of a side."""

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ringverify.diagnosis.documents import bounds
-from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
+from ringverify.faults.merging import TILES
 
 Value = Ints | int
 Place = Callable[[Pairs], Value]

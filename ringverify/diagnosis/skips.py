@@ -9,9 +9,10 @@ from itertools import product
 import numpy as np
 
 from ringverify.diagnosis.documents import apart, bounds
-from ringverify.diagnosis.pairs import TILES, Ints, Mask, OneSide, Pairs
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
+from ringverify.faults.merging import TILES
 
 ENDS = ("first", "last")
 

@@ -8,10 +8,11 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import TILES, Ints, Mask, Otherwise, Pairs
+from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs
 from ringverify.diagnosis.positions import late
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
+from ringverify.faults.merging import TILES
 
 Ends = Callable[[Pairs, str], "Ints | None"]
 """The first or the last key that queries may attend by a constraint, `(B, H, Nq)` or less; `None` if it sets none."""

@@ -306,7 +306,9 @@ OF_PARTS: dict[str, Merge] = {
     "are plain averages": _halved,
 }
 """What merges may do wrongly that are made of tiles of a block, in words."""
+
 TILES = range(2, 9)
+"""Sizes of tiles that are tried, of queries and of keys: small shards have several of them."""
 
 
 def _of_tiles(tile: int, merge: Merge) -> Steps:
