@@ -322,7 +322,7 @@ def _of_whole_blocks(failing: Sequence[Read], when: When) -> Iterator[Hypothesis
 
     Which ones, no rule says: a case that was not read is not held against it.
     """
-    kept, large = {id(one.pairs): one.counts for one in failing}, 0
+    kept, large = {one.pairs.case: one.counts for one in failing}, 0
     for one in failing:
         gone, pairs = one.counts != one.true, one.pairs
         if pairs.case.replicated or one.counts[gone].any() or one.zeros.any():
@@ -337,7 +337,7 @@ def _of_whole_blocks(failing: Sequence[Read], when: When) -> Iterator[Hypothesis
         return
 
     def judge(scene: Scene) -> float | None:
-        counts = kept.get(id(pairs_of(scene)))
+        counts = kept.get(scene.case)
         if counts is None or not wrong_tensors(scene):
             return 0.0
         return _residual(scene, Rule(Otherwise(LEFT_OUT, lambda pairs: counts), ()), when, "given")

@@ -1003,7 +1003,10 @@ def test_which_padding_is_left_is_told(found, rule):
     attend = functools.partial(over_padding, clear="kv", found=found)
     runner = Runner(Implementation(attend, "padding", replace(LOCAL, causal="never")), SimulatedWorld())
     case = case_of(size=1, batch=3, query_length=5, key_lengths=(3, 4, 2), values="poisoned")
-    probe = lambda case, x: runner.run(case, gradients=True, inputs=x)  # noqa: E731
+
+    def probe(case, inputs):
+        return runner.run(case, gradients=True, inputs=inputs)
+
     told = of_poison(case, runner.capabilities, probe, [case])
     assert told.startswith(f"keys and values past key_lengths are replaced {rule}") is (rule is not None)
     assert told.endswith(

@@ -527,7 +527,10 @@ CHUNKS = {
 
 def test_gradients_of_tiles_from_position_0_on_that_are_assigned_are_told():
     """As where all positions are gathered before they are cut in tiles."""
-    attend = lambda q, k, v, call: Chunks.apply(q, k, v, call, lambda call: torch.arange(len(call.positions)).split(4))  # noqa: E731
+
+    def attend(q, k, v, call):
+        return Chunks.apply(q, k, v, call, lambda call: torch.arange(len(call.positions)).split(4))
+
     declared = Capabilities(world_sizes=(1,), causal="always")
     scenes, _ = seen(
         Implementation(attend, "assigned", declared),
