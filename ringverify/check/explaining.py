@@ -19,12 +19,12 @@ from ringverify.cases.running import Observation, Runner, shards
 from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.conditions import HALF
 from ringverify.diagnosis.diagnose import WALL, Diagnosis, diagnose, diagnose_rounding
-from ringverify.diagnosis.foretelling import held_against
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.needs import MOST_RANKS, Needs, needs
 from ringverify.diagnosis.poison import of_poison
+from ringverify.diagnosis.when.conditions import HALF
+from ringverify.diagnosis.when.foretelling import held_against
+from ringverify.diagnosis.when.needs import MOST_RANKS, Needs, needs
 from ringverify.errors import Inconclusive
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
@@ -192,7 +192,7 @@ def when_it_fails(
 
 
 def held_against_causes(runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis]) -> Needs:
-    """Return when a case fails, held against its causes: see `ringverify.diagnosis.foretelling`."""
+    """Return when a case fails, held against its causes: see `ringverify.diagnosis.when.foretelling`."""
     gradients = _of_gradients(violation)
     seconds = CAUSE_SECONDS * (1 + gradients)
     left = WorkLimit(seconds, lambda: runner.world.processes, wall=WALL * seconds).left

@@ -33,8 +33,8 @@ from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.conduct import differing, in_words, of_deadlock, of_group, of_state
 from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.needs import MOST_RANKS, Needs
-from ringverify.diagnosis.varying import Varying
+from ringverify.diagnosis.when.needs import MOST_RANKS, Needs
+from ringverify.diagnosis.when.varying import Varying
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint, Needed
 from ringverify.properties.adversity import HAZARDS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ringverify.cases.case import GROUPS, Case
 from ringverify.cases.running import shards
-from ringverify.diagnosis.needs import Needs
+from ringverify.diagnosis.when.needs import Needs
 from ringverify.implementation import Capabilities
 from ringverify.worlds.world import Failure
 

@@ -15,12 +15,12 @@ import numpy as np
 from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
 from ringref.rounding import allowed_error
 from ringverify.cases.comparing import QKV_GRADIENTS
-from ringverify.diagnosis.adding import by_branch, terms_of
+from ringverify.diagnosis.gradients.adding import by_branch, terms_of
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.masks.tiles import ways_to_pad
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of
 from ringverify.diagnosis.reading import Rule, finite, hypothesis_of, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
-from ringverify.diagnosis.tiles import ways_to_pad
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from ringverify.diagnosis.masks.positions import keys_at, late, queries_at
 from ringverify.diagnosis.pairs import SIDES, Ints, Mask, OneSide, Pairs
-from ringverify.diagnosis.positions import keys_at, late, queries_at
 from ringverify.faults.merging import TILES
 
 

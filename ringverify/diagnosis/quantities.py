@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.documents import bounds
+from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.faults.merging import TILES
 

@@ -2,8 +2,8 @@
 
 1. With q = k = 0 all scores are equal, and with values of 1 at one key, out is how often this key counts among all that
    the query attends. Likewise dv, with a cotangent of 1 at one query, in the backward.
-2. Of what is read, every wrong count has to be that of one rule: a mask made in another way (`masks.MADE`), in the part
-   of the pairs that it concerns (`parts.PARTS`): blocks, pieces, rows. The fewest parts are taken.
+2. Of what is read, every wrong count has to be that of one rule: a mask made in another way (`masks.made.MADE`), in the
+   part of the pairs that it concerns (`parts.PARTS`): blocks, pieces, rows. The fewest parts are taken.
 3. A rule was made for the cases that were read. It is named only if it predicts the numbers of all others.
 """
 
@@ -23,7 +23,7 @@ from ringref.rounding import LARGEST, allowed_error
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis import inferring
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import MADE
+from ringverify.diagnosis.masks.made import MADE
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, pairs_of
 from ringverify.diagnosis.parts import PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene, slope_of_cap

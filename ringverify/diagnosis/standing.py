@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence, Set
 from ringverify.cases.case import Case
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
-from ringverify.diagnosis.needs import Requirement
 from ringverify.diagnosis.rows import FaultyRows
 from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.when.needs import Requirement
 from ringverify.diagnosis.where import wrong_tensors
 
 SURE = 2

@@ -22,7 +22,7 @@ from ringverify.check.units import Finish, Judge, Wanted
 from ringverify.check.workers import Worker, Workers
 from ringverify.describing import describe
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.masks import MADE
+from ringverify.diagnosis.masks.made import MADE
 from ringverify.diagnosis.parts import PARTS
 from ringverify.diagnosis.reading import Rule, hypothesis_of
 from ringverify.diagnosis.scene import Scene

@@ -14,13 +14,14 @@ from ringverify.cases.running import Runner
 from ringverify.check.declaring import OTHERS, contradicted, would_pass
 from ringverify.check.drawing import drawn
 from ringverify.check.explaining import explained
-from ringverify.diagnosis.diagnose import VARIED, Diagnosis, diagnose, diagnose_rounding, unlike
+from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
+from ringverify.diagnosis.further_cases import VARIED, unlike
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.limiting import limited
 from ringverify.diagnosis.narrowing import _coarser
-from ringverify.diagnosis.needs import Needs, Requirement
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
+from ringverify.diagnosis.when.needs import Needs, Requirement
 from ringverify.faults.catalogue import CAUSES, MUTANTS
 from ringverify.faults.place import Partial
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, attend, multiplicity, ring_of

@@ -12,10 +12,10 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.foretelling import SHOWS, Foretelling, held_against
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.needs import needs
-from ringverify.diagnosis.varying import Varying
+from ringverify.diagnosis.when.foretelling import SHOWS, Foretelling, held_against
+from ringverify.diagnosis.when.needs import needs
+from ringverify.diagnosis.when.varying import Varying
 from ringverify.faults.precision import summed_in_input_dtype
 from ringverify.faults.ring import STEPS, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
@@ -64,7 +64,7 @@ def failing(foretells, count=150):
 @pytest.mark.parametrize("text", ["window uses local indices", "left and right of the window exchanged"])
 def test_a_condition_that_the_cause_contradicts_is_put_to_the_test(text, monkeypatch):
     """A few runs leave conditions that are met by chance: cases that fail without them are found by the cause."""
-    monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", 30)
+    monkeypatch.setattr("ringverify.diagnosis.when.exploring.MOST_RUNS", 30)
     cause = named(text)
     found, foretells = planted(cause, {"query_length": 4, "window": (1, None)})
     held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
@@ -108,7 +108,7 @@ def test_of_a_sum_that_is_rounded_it_is_known_where_no_digit_is_another():
 
 def test_what_passes_on_one_rank_by_the_cause_is_run_there(monkeypatch):
     """Few runs have shown that it takes two: by the cause that is looked for."""
-    monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", 6)
+    monkeypatch.setattr("ringverify.diagnosis.when.exploring.MOST_RUNS", 6)
     cause = Hypothesis("dk and dv are summed in 16 bits", summed_in_input_dtype(step_by_step=True))
     declared = dataclasses.replace(DECLARED, gradients=True, dtypes=("bfloat16",), sharding=("contiguous",))
     case = Case(problem=Problem(query_length=6, dtype="bfloat16"), world_size=2, values="normal")

@@ -10,8 +10,9 @@ from mechanisms import case_of, explaining, library, seen
 
 from ringref import pattern
 from ringref.problem import Dilation
-from ringverify.diagnosis import adding, crossing, overflowing
+from ringverify.diagnosis import overflowing
 from ringverify.diagnosis.diagnose import _refuted
+from ringverify.diagnosis.gradients import adding, crossing
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.standing import Standing
 from ringverify.diagnosis.where import wrong_tensors

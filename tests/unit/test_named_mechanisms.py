@@ -14,11 +14,13 @@ from ringref.sharding import PageTable, key_positions
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Runner
-from ringverify.diagnosis import adding, carrying, crossing, reading, sink_gradients, undefined
+from ringverify.diagnosis import reading, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.diagnose import _in_shape, diagnose
+from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.fitting import in_some_places
+from ringverify.diagnosis.further_cases import _in_shape
+from ringverify.diagnosis.gradients import adding, carrying, crossing, sinks
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.narrowing import NARROWED, ROUNDED
 from ringverify.diagnosis.poison import of_poison
@@ -1627,9 +1629,9 @@ def test_a_delta_of_out_before_the_sink_is_told():
     many = [case_of(size=1, query_length=2, heads=1, head_dim=1, sinks=True, seed=n) for n in range(30)]
     scenes, _ = seen(attend, many, gradients=True)
     alone = [scene for scene in scenes if not wrong_tensors(scene)]  # sinks that weigh all, or nothing
-    assert sum(map(sink_gradients.wrong, alone)) >= sink_gradients.FEWEST
+    assert sum(map(sinks.wrong, alone)) >= sinks.FEWEST
     says = "has the weight exp(sink − lse) of an lse without the sink"  # the same where the sink has all the weight
-    assert sink_gradients.cause(alone) in (
+    assert sinks.cause(alone) in (
         f"the gradient of sinks {text}" for text in (says, "has dout·out of an out that the sink has not joined")
     )
 

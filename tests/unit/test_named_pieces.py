@@ -10,8 +10,9 @@ from mechanisms import case_of, explaining, library, seen, where
 
 from ringref.problem import Dilation
 from ringref.sharding import key_positions, pieces
-from ringverify.diagnosis import adding, reading
+from ringverify.diagnosis import reading
 from ringverify.diagnosis.filling import FILLED
+from ringverify.diagnosis.gradients import adding
 from ringverify.diagnosis.narrowing import ROUNDED
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.substituting import SUBSTITUTED

@@ -16,10 +16,10 @@ from ringverify.cases.shrinking import shrink
 from ringverify.cases.strategies import Scope, case_of, cases
 from ringverify.check.explaining import when_it_fails
 from ringverify.check.hunting import hunt
-from ringverify.diagnosis.conditions import features
-from ringverify.diagnosis.needs import GEOMETRY, needs
-from ringverify.diagnosis.scores import of_scores
-from ringverify.diagnosis.varying import Varying
+from ringverify.diagnosis.when.conditions import features
+from ringverify.diagnosis.when.needs import GEOMETRY, needs
+from ringverify.diagnosis.when.scores import of_scores
+from ringverify.diagnosis.when.varying import Varying
 from ringverify.events import Needed
 from ringverify.faults.incremental import CACHES
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
@@ -205,7 +205,7 @@ def test_a_condition_on_scores_is_found_again(text, planted):
 @pytest.mark.parametrize("most", [70, 260])
 def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
     """And nothing that is not true, whether or not the time ends first."""
-    monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", most)
+    monkeypatch.setattr("ringverify.diagnosis.when.exploring.MOST_RUNS", most)
     said, fails, drawn = found(lambda one: one.get("left_side", 0) % 2 == 1, EVERYTHING, mixed=MIXED)
     assert said.requires[-1].text == "certain window"
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
@@ -238,7 +238,7 @@ def test_a_limit_on_a_side_of_a_window_is_held_against_windows_that_are_not_boun
 def test_what_was_not_tried_is_not_said_to_be_no_matter(monkeypatch):
     """Not a mask, and not the masks, where the runs ended before they were all varied."""
     for most in (10, 40):
-        monkeypatch.setattr("ringverify.diagnosis.exploring.MOST_RUNS", most)
+        monkeypatch.setattr("ringverify.diagnosis.when.exploring.MOST_RUNS", most)
         said, _, _ = found(lambda one: one["ranks"] > 1 and not one["documents"], EVERYTHING, mixed=MIXED)
         assert not said.complete
         assert not {"documents", "masks", "ranks"} & set(said.irrelevant)

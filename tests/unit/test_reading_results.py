@@ -14,11 +14,11 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.diagnose import diagnose
-from ringverify.diagnosis.needs import Needs, Requirement
 from ringverify.diagnosis.pairs import Pairs
 from ringverify.diagnosis.parts import PARTS
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.substituting import SUBSTITUTED
+from ringverify.diagnosis.when.needs import Needs, Requirement
 from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import sinks_of
 from ringverify.faults.place import Block, Partial

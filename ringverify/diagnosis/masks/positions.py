@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
-from ringverify.diagnosis.documents import bounds
+from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, Rows, side
 from ringverify.faults.merging import TILES
 

@@ -11,7 +11,7 @@ from ringref.problem import Dilation
 from ringref.sharding import PageTable
 from ringverify.cases.case import Case, even_multiple, sharding_names, why_unsupported
 from ringverify.cases.shapes import fitted, length_unit
-from ringverify.diagnosis.conditions import LARGE, MASKS
+from ringverify.diagnosis.when.conditions import LARGE, MASKS
 from ringverify.implementation import Capabilities
 
 LONGEST = 72

@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
+from ringverify.diagnosis.masks.positions import late
 from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs
-from ringverify.diagnosis.positions import late
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.faults.merging import TILES

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.adding import Gradients, Terms, measured
+from ringverify.diagnosis.gradients.adding import Gradients, Terms, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.masks.positions import late
 from ringverify.diagnosis.pairs import Mask, Pairs
-from ringverify.diagnosis.positions import late
 from ringverify.events import TensorName
 
 Written = Callable[[Pairs, Mask], Mask]

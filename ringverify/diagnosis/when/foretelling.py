@@ -1,9 +1,9 @@
 """Hold what is said of when a case fails against the cause: a rule that foretells every run foretells others too.
 
-The conditions of `ringverify.diagnosis.needs` have words for much, and not for every relation of lengths, masks and
-tiles. The cause, where it is exact, is such a relation. So cases that nobody has run are judged by it, and where it
-contradicts what was said, the case is run: one that fails without a condition refutes the condition, one that passes
-with all of them shows that it takes more, and one that passes where only a factor differs shows that this matters.
+The conditions of `when.needs` have words for much, and not for every relation of lengths, masks and tiles. The cause,
+where it is exact, is such a relation. So cases that nobody has run are judged by it, and where it contradicts what was
+said, the case is run: one that fails without a condition refutes the condition, one that passes with all of them shows
+that it takes more, and one that passes where only a factor differs shows that this matters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ringverify.cases.case import Case
 from ringverify.cases.inputs import selectable
 from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
-from ringverify.diagnosis.conditions import MASKS, Condition
-from ringverify.diagnosis.exploring import Exploration, Spent
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
-from ringverify.diagnosis.needs import Needs, Requirement, said
 from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.when.conditions import MASKS, Condition
+from ringverify.diagnosis.when.exploring import Exploration, Spent
+from ringverify.diagnosis.when.needs import Needs, Requirement, said
 from ringverify.implementation import Capabilities
 
 CHECKED = 60

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ringverify.diagnosis.adding import Gradients, Terms, measured
+from ringverify.diagnosis.gradients.adding import Gradients, Terms, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors

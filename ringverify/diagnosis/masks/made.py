@@ -12,8 +12,8 @@ from itertools import product
 import numpy as np
 
 from ringref import pattern
-from ringverify.diagnosis.dilating import ways_to_dilate
-from ringverify.diagnosis.documents import (
+from ringverify.diagnosis.masks.dilating import ways_to_dilate
+from ringverify.diagnosis.masks.documents import (
     apart,
     behind,
     bounds_before,
@@ -24,20 +24,9 @@ from ringverify.diagnosis.documents import (
     one_end_ignored,
     together,
 )
-from ringverify.diagnosis.lengths import ways_to_take_lengths
-from ringverify.diagnosis.merges import ways_to_merge
-from ringverify.diagnosis.pairs import (
-    CONSTRAINTS,
-    NOT_COMPUTED,
-    TEAM,
-    Ints,
-    Mask,
-    OneSide,
-    Otherwise,
-    Pairs,
-    branch,
-)
-from ringverify.diagnosis.positions import (
+from ringverify.diagnosis.masks.lengths import ways_to_take_lengths
+from ringverify.diagnosis.masks.merges import ways_to_merge
+from ringverify.diagnosis.masks.positions import (
     HELD,
     OWNERS,
     POSITIONS,
@@ -50,10 +39,21 @@ from ringverify.diagnosis.positions import (
     of_world,
     queries_at,
 )
+from ringverify.diagnosis.masks.skips import skipped, ways_to_leave_unmasked, ways_to_skip
+from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_pad, ways_to_split
+from ringverify.diagnosis.masks.windows import ways_to_lay_one_end, ways_to_lay_windows
+from ringverify.diagnosis.pairs import (
+    CONSTRAINTS,
+    NOT_COMPUTED,
+    TEAM,
+    Ints,
+    Mask,
+    OneSide,
+    Otherwise,
+    Pairs,
+    branch,
+)
 from ringverify.diagnosis.scene import Counts
-from ringverify.diagnosis.skips import skipped, ways_to_leave_unmasked, ways_to_skip
-from ringverify.diagnosis.tiles import ways_to_bound, ways_to_pad, ways_to_split
-from ringverify.diagnosis.windows import ways_to_lay_one_end, ways_to_lay_windows
 
 BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
     "a later rank": lambda pairs, i, j: _by_sharding(pairs, i.p < 0, late(i, pairs), j.place < i.place),

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ringref import pattern
+from ringverify.diagnosis.masks.positions import POSITIONS, At, own_keys
 from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
-from ringverify.diagnosis.positions import POSITIONS, At, own_keys
 from ringverify.diagnosis.scene import Counts
 
 LENGTHS: dict[str, Callable[[Pairs], Ints]] = {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ringverify.diagnosis.masks.positions import At, own_keys, sharded
 from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs, branch
-from ringverify.diagnosis.positions import At, own_keys, sharded
 from ringverify.diagnosis.scene import Counts
 
 OFFSETS: dict[str, Callable[[int, int, int], Ints]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
-from ringverify.diagnosis.conditions import Condition, Features, conditions, features
-from ringverify.diagnosis.scores import conditions_on_scores, of_scores
+from ringverify.diagnosis.when.conditions import Condition, Features, conditions, features
+from ringverify.diagnosis.when.scores import conditions_on_scores, of_scores
 from ringverify.implementation import Capabilities
 
 UNEXPLAINED = 0.6

@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 
 from ringref import pattern
+from ringverify.diagnosis.masks.positions import POSITIONS, At
 from ringverify.diagnosis.pairs import SIDES, Otherwise, Pairs
-from ringverify.diagnosis.positions import POSITIONS, At
 from ringverify.diagnosis.scene import Counts
 
 ENDS: dict[tuple[str, ...], str] = {

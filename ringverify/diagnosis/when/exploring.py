@@ -1,4 +1,4 @@
-"""Run variants of a failing case until what they have in common is known; `ringverify.diagnosis.needs` says how."""
+"""Run variants of a failing case until what they have in common is known; `when.needs` says how."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from ringverify.cases.case import Case, sharding_names
 from ringverify.cases.inputs import has_ordinary_sinks
-from ringverify.diagnosis.board import Board
-from ringverify.diagnosis.conditions import MASKS, Condition, features
-from ringverify.diagnosis.scores import FAR, FAR_OFF, meets, of_scores
-from ringverify.diagnosis.varying import FIELDS, Varying
+from ringverify.diagnosis.when.board import Board
+from ringverify.diagnosis.when.conditions import MASKS, Condition, features
+from ringverify.diagnosis.when.scores import FAR, FAR_OFF, meets, of_scores
+from ringverify.diagnosis.when.varying import FIELDS, Varying
 
 MOST_RUNS = 300
 """Runs for one failure, at most, so that a quick machine and a slow one mostly say the same."""

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.documents import apart, bounds
+from ringverify.diagnosis.masks.documents import apart, bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks

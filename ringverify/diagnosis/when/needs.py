@@ -23,10 +23,10 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ringverify.cases.case import Case
-from ringverify.diagnosis.conditions import HALF, MASKS, Condition
-from ringverify.diagnosis.exploring import Exploration
-from ringverify.diagnosis.scores import meets, scored
-from ringverify.diagnosis.varying import Varying
+from ringverify.diagnosis.when.conditions import HALF, MASKS, Condition
+from ringverify.diagnosis.when.exploring import Exploration
+from ringverify.diagnosis.when.scores import meets, scored
+from ringverify.diagnosis.when.varying import Varying
 from ringverify.events import Needed
 from ringverify.implementation import Capabilities
 

@@ -18,9 +18,9 @@ import numpy as np
 from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
+from ringverify.diagnosis.masks.positions import POSITIONS, At, late
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, branch, pairs_of
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
-from ringverify.diagnosis.positions import POSITIONS, At, late
 from ringverify.diagnosis.scaling import FITTED, LEFT, named
 from ringverify.diagnosis.scene import Array, Scene, slope_of_cap
 from ringverify.diagnosis.where import wrong_tensors

@@ -11,7 +11,7 @@ import numpy as np
 from ringref.attention import per_query_head
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
-from ringverify.diagnosis.conditions import Condition, Features, Placed, features
+from ringverify.diagnosis.when.conditions import Condition, Features, Placed, features
 from ringverify.implementation import Capabilities
 
 SCORED = ("lowest", "highest", "rising", "capped")
