@@ -3,7 +3,7 @@
 import pytest
 
 from ringverify.cases.running import Runner
-from ringverify.check import finishing
+from ringverify.check import accounting
 from ringverify.check.hunting import hunt
 from ringverify.errors import Inconclusive
 from ringverify.properties.catalogue import PROPERTIES
@@ -17,7 +17,7 @@ EXPLAINING = {"when_it_fails": None, "explained": None, "would_pass": None, "sug
 def unexplained(patch):
     """Violations are shrunk and run afresh, but not explained: that has its own tests, and takes half of the time."""
     for name, nothing in EXPLAINING.items():
-        patch.setattr(finishing, name, lambda *_, nothing=nothing, **__: nothing)
+        patch.setattr(accounting, name, lambda *_, nothing=nothing, **__: nothing)
 
 
 def hunted(attend, property, examples=20, *, seed=0, explain=False, world=None, target=None):

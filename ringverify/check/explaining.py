@@ -72,6 +72,12 @@ def judged(property: Property, case: Case, runner: Runner) -> Judgement:
         return Judgement(0.0, None, applies=False)
 
 
+def afresh(property: Property, runner: Runner, cases: Sequence[Case]) -> Judgement:
+    """Judge the last of some cases in a fresh process, after running the others there."""
+    runner.world.close()
+    return [judged(property, case, runner) for case in cases][-1]
+
+
 def judged_if_possible(property: Property, case: Case, runner: Runner) -> Judgement | None:
     """Judge one case; `None` where nothing was learned."""
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,33 +12,21 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
 from ringverify.cases.shrinking import Shrunk, shrink
-from ringverify.check.beside import SHARED_STATE, beside
+from ringverify.check.accounting import Account
 from ringverify.check.budget import ENDLESS, Share
-from ringverify.check.declaring import contradicted, would_pass
-from ringverify.check.explaining import (
-    explained,
-    held_against_causes,
-    judged,
-    judged_if_possible,
-    quick_place,
-    when_it_fails,
-)
+from ringverify.check.explaining import afresh, judged
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
 from ringverify.check.sameness import ToldFailure, repeated
 from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
-from ringverify.check.suggesting import suggested
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.conduct import differing, in_words, of_deadlock, of_group, of_state
-from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.diagnosis.conduct import differing, in_words, of_state
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.when.needs import MOST_RANKS, Needs
+from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.errors import Inconclusive
-from ringverify.events import Hint, Needed
-from ringverify.properties.adversity import HAZARDS
-from ringverify.properties.property import Judgement, Property, Violation
-from ringverify.properties.uninitialised import UNINITIALISED
+from ringverify.events import Needed
+from ringverify.properties.property import Judgement, Property
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
@@ -50,9 +37,6 @@ HUNG_DEADLINE = 1.0
 
 HUNG_SHRINKING = 1.0
 """Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
-
-UNWRITTEN = "memory of torch.empty is used before it is written: the result is what happens to lie there"
-"""The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
 
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
@@ -138,19 +122,6 @@ def finished(
     return Ending(*ending, tuple(mishaps), None if anew is None else search.hunt, time.monotonic() - began)
 
 
-def _suggested(property: Property, place: Runner, case: Case, violation: Violation) -> list[Hint]:
-    """Return a hint at the capability that would keep the suite from drawing such a case, if there is one."""
-
-    def passes(other: Case) -> bool:
-        seen = judged_if_possible(property, other, place)
-        return seen is not None and seen.applies and seen.violation is None
-
-    failure = violation.failure
-    refused = failure is not None and failure.kind == "raised" and failure.rule in (None, "shape")
-    found = suggested(case, place.capabilities, passes, refused=refused)
-    return [] if found is None else [Hint(found)]
-
-
 def _smallest(
     property: Property,
     runner: Runner,
@@ -178,9 +149,9 @@ def _smallest(
     case, judgement = way[-1]
 
     def confirmed() -> tuple[tuple[Case, ...], Case, Judgement]:
-        again = _afresh(property, runner, [case])
-        if again.violation is not None:
-            return (), case, again
+        seen = afresh(property, runner, [case])
+        if seen.violation is not None:
+            return (), case, seen
         if not own:
             raise _Unrepeated
         # What it was shrunk to may need a call that was made on the way to it.
@@ -196,10 +167,10 @@ def _smallest(
     repeats = alone = True
     again = None if _hangs(found) else attempt(mishaps, "running the case afresh", confirmed, None)
     if again is not None:
-        after, case, afresh = again
-        repeats = bool(after) or same_failure(afresh, judgement)
-        alone = afresh.violation is not None and not after
-        judgement = afresh if afresh.violation is not None else judgement
+        after, case, seen = again
+        repeats = bool(after) or same_failure(seen, judgement)
+        alone = seen.violation is not None and not after
+        judgement = seen if seen.violation is not None else judgement
     assert judgement.violation is not None
     violation = judgement.violation
     if _hangs(found) and case != found.case:
@@ -220,8 +191,8 @@ def _smallest(
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
     larger = [one for one, _ in way if one != case]
     late = share.late if in_time else None
-    shown = _accounted_for(property, runner, watched, found, counterexample, larger, late, known, mishaps, alone=alone)
-    return shown, unfinished
+    account = Account(property, runner, watched, counterexample, known, mishaps, late, hangs=_hangs(found))
+    return account.told(larger, alone=alone), unfinished
 
 
 def _hangs(found: Found) -> bool:
@@ -289,156 +260,6 @@ def _shrunk(
     return way, shrunk, "before the smallest case was found" if cut else None
 
 
-def _accounted_for(
-    property: Property,
-    runner: Runner,
-    watched: Callable[[], Runner | None],
-    found: Found,
-    shown: Counterexample,
-    larger: Sequence[Case],
-    late: float | None,
-    known: Sequence[Hypothesis],
-    mishaps: list[Mishap],
-    *,
-    alone: bool,
-) -> Counterexample:
-    """Add to a counterexample its cause, when it fails, what would pass, and hints; failing steps are in `mishaps`.
-
-    Args:
-        property: what is violated.
-        runner: runs the implementation.
-        watched: as in `hunt`.
-        found: the violation as it was found.
-        shown: the counterexample.
-        larger: failing cases that it was shrunk from.
-        late: value of `time.monotonic()` by which to be done; `None` if it is too late, and only hints are added.
-        known: as in `hunt`.
-        mishaps: failing steps are appended here.
-        alone: the case fails in a fresh process, without others before it.
-    """
-    case, violation, hangs = shown.case, shown.violation, _hangs(found)
-
-    def simulated() -> Runner | None:
-        return runner if runner.world.name == "simulated" else watched()
-
-    # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
-    steady = shown.repeats and not shown.after
-    ended = violation.kind == "died" and runner.world.name == "external"  # which is no matter of what it keeps
-    unwritten = _of_unwritten(case, simulated()) if not steady and not ended else None
-    state = None if unwritten or ended or not shown.after else of_state(tuple(differing(case, shown.after[0])))
-    place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
-    diagnosis, declaration, needs = Diagnosis(), None, None
-
-    known_needs = violation.needs is not None and violation.finding is not None
-    if not known_needs and alone and late is not None and (not hangs or runner.world.name == "simulated"):
-
-        def varied() -> Needs:
-            return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=late)
-
-        needs = attempt(mishaps, "finding out when the case fails", varied, None)
-    if steady and late is not None:
-        explanation = attempt(
-            mishaps,
-            "explaining the case",
-            lambda: explained(runner, property, violation, case, shown.first, needs, known),
-            None,
-        )
-        diagnosis = explanation or diagnosis
-        if needs is not None and diagnosis.telling and violation.way is None:
-            held = functools.partial(held_against_causes, runner, violation, needs, diagnosis.telling)
-            needs = attempt(mishaps, "holding when it fails against its cause", held, needs)
-        declaration = attempt(
-            mishaps,
-            "looking for a declaration",
-            lambda: would_pass(property, runner, violation, (case, shown.first)),
-            None,
-        )
-        if declaration is not None and contradicted(declaration, diagnosis):
-            declaration = None
-    hints = [Hint(note) for note in runner.log.notes]
-    if runner.world.name == "simulated" and shown.after and not hints:
-        hints.append(Hint(SHARED_STATE))
-    if late is not None and not hangs and declaration is None and not (diagnosis.causes or violation.cause):
-
-        def around() -> list[Hint]:
-            return beside(property, runner, simulated(), case, violation)
-
-        if steady:
-            hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
-        hints = hints or attempt(mishaps, "looking for hints", around, [])
-    told = None if needs is None else needs.told()
-    if violation.needs is not None:
-        plain = Needed(requires=(), irrelevant=(), complete=True) if told is None else told
-        told = dataclasses.replace(plain, requires=(violation.needs, *plain.requires))
-    if unwritten is not None:
-        diagnosis, there = Diagnosis(UNWRITTEN), simulated()
-        if late is not None and there is not None:
-            varied_too = functools.partial(when_it_fails, UNINITIALISED, there, case, unwritten, until=late)
-            needs = attempt(mishaps, "finding out when the case fails", varied_too, None)
-            told = None if needs is None else needs.told()
-    elif state is not None:
-        told, diagnosis = Needed(requires=(state[0],), irrelevant=(), complete=True), Diagnosis(state[1])
-    elif diagnosis.text is None and late is not None:
-
-        def of_conduct() -> str | None:
-            seen = _of_conduct(property, runner, case, violation, needs, simulated)
-            return seen or (None if needs is None else of_group(needs))
-
-        conduct = attempt(mishaps, "naming the cause", of_conduct, None)
-        diagnosis = dataclasses.replace(diagnosis, text=conduct)
-        hints = [hint for hint in hints if conduct is None or hint.text not in conduct]  # it is said once
-    return dataclasses.replace(shown, diagnosis=diagnosis, declaration=declaration, needs=told, hints=tuple(hints))
-
-
-TELLING: dict[str, tuple[tuple[str, str], ...]] = {
-    "value": (("hazard", "receive_read"), ("hazard", "receive_changed")),
-    "raised": (("hazard", "mismatch"),),
-    "deadlock": (("hazard", "wrong_group"),),
-}
-"""By kind of a violation, the hazards that make it: what a rank computes with is not what arrives, say."""
-
-
-def _of_conduct(
-    property: Property,
-    runner: Runner,
-    case: Case,
-    violation: Violation,
-    needs: Needs | None,
-    watched: Callable[[], Runner | None],
-) -> str | None:
-    """Return the cause of a violation that no value tells, if the judge, a watched run or who waits for whom does."""
-    finding = violation.finding
-    if case.chunks and finding is not None and finding.position is not None:
-        place = case.call_of(finding.position)
-        alone = place > 0 and _afresh(property, runner, [case.calls[place]]).violation is None
-        return f"call {place + 1} uses something that an earlier call left: alone it is right" if alone else None
-    telling = TELLING.get(violation.kind, ())
-    if violation.cause is not None or not telling or (there := watched()) is None:
-        return violation.cause
-    beside = judged_if_possible(HAZARDS, case, there)
-    if beside is not None and beside.violation is not None and beside.violation.reason in telling:
-        cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
-        return cause if violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
-    if violation.failure is None or violation.kind != "deadlock":
-        return None
-    return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.told().requires)
-
-
-def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:
-    """Return what is wrong of a case that fails at times only whenever new memory holds NaN; `None` if nothing is."""
-    if there is None or not UNINITIALISED.applies(case, there.capabilities):
-        return None
-    there.world.close()  # nothing that an earlier case left
-    hazard = judged_if_possible(HAZARDS, case, there)
-    if hazard is not None and hazard.violation is not None:
-        return None  # what arrives too late was not written either
-    seen = judged_if_possible(UNINITIALISED, case, there)
-    violation = None if seen is None else seen.violation
-    if violation is None or violation.finding is None or not math.isnan(violation.finding.actual):
-        return None  # what is wrong without NaN is so whatever new memory holds
-    return violation
-
-
 def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Needed | None:
     """Return what a case needs that fails after another one, with what has to be the same in both.
 
@@ -455,15 +276,9 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
         if not others or field in fields or time.monotonic() > until:
             continue
         other = min(others, key=lambda one: len(differing(shown.after[0], one)))
-        if _afresh(property, runner, [other, shown.case]).violation is None:
+        if afresh(property, runner, [other, shown.case]).violation is None:
             alike.append(in_words(field))
     return dataclasses.replace(shown.needs, requires=of_state(fields, alike)[:1])
-
-
-def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
-    """Judge the last of `cases` in a fresh process, after running the others there."""
-    runner.world.close()
-    return [judged(property, case, runner) for case in cases][-1]
 
 
 def _what_it_follows(
@@ -481,7 +296,7 @@ def _what_it_follows(
     """
 
     def after(other: Case, one: Case = case) -> Judgement:
-        return _afresh(property, runner, [other, one])
+        return afresh(property, runner, [other, one])
 
     def fails(other: Case | None, one: Case = case) -> bool:
         return other is not None and after(other, one).violation is not None
@@ -496,7 +311,7 @@ def _what_it_follows(
         return other if possible and differing(one, other).keys() <= change.keys() else None
 
     def both(one: Case, change: dict[str, object]) -> bool:
-        return fails(like(one, change), one) and _afresh(property, runner, [one]).violation is None
+        return fails(like(one, change), one) and afresh(property, runner, [one]).violation is None
 
     latest: dict[str, object] = {}
     for earlier in before:

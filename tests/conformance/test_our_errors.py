@@ -11,7 +11,7 @@ from hunts import unexplained
 
 from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
-from ringverify.check import casefile, explaining, finishing, run, searching
+from ringverify.check import accounting, casefile, explaining, finishing, run, searching
 from ringverify.check.options import Options, Subject
 from ringverify.events import as_json
 from ringverify.properties import property as properties_module
@@ -93,12 +93,12 @@ def test_an_error_before_a_violation_is_found_costs_one_property_its_verdict(pha
 
 AFTER = {
     "shrinking": (finishing, "shrink"),
-    "confirming afresh": (finishing, "_afresh"),
-    "varying": (finishing, "when_it_fails"),
+    "confirming afresh": (finishing, "afresh"),
+    "varying": (accounting, "when_it_fails"),
     "diagnosing": (explaining, "diagnose"),
-    "declaring": (finishing, "would_pass"),
-    "hints": (finishing, "suggested"),
-    "what is beside": (finishing, "beside"),
+    "declaring": (accounting, "would_pass"),
+    "hints": (accounting, "suggested"),
+    "what is beside": (accounting, "beside"),
     "saving the case": (casefile, "save"),
     "drawing the region": (run, "outline"),
 }
@@ -109,7 +109,7 @@ def test_an_error_after_a_violation_is_found_costs_only_what_would_have_been_sai
     """The violation stands with what is known of it, and the traceback is beside it."""
     monkeypatch.setattr(*AFTER[phase], breaks)
     if phase == "diagnosing":
-        monkeypatch.setattr(finishing, "explained", explaining.explained)
+        monkeypatch.setattr(accounting, "explained", explaining.explained)
     code, events = checked(WRONG_RING)
     (told,) = of(events, "property")
     (shown,) = of(events, "counterexample")

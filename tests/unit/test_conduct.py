@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.check import finishing, sameness
+from ringverify.check import accounting, finishing, sameness
 from ringverify.check.beside import beside
 from ringverify.check.budget import ENDLESS
 from ringverify.check.drawing import drawn
@@ -276,7 +276,7 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch):
         kept.clear()
         return [judged(property, case, runner) for case in cases][-1]
 
-    monkeypatch.setattr(finishing, "_afresh", afresh)
+    monkeypatch.setattr(finishing, "afresh", afresh)
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
     late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
     early = late.replace(window=(2, 0), heads=1, seed=7)
@@ -313,8 +313,8 @@ def test_unwritten_memory_is_no_state(unwritten):
 
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
     case = Case(problem=Problem(query_length=4), world_size=2)
-    assert (finishing._of_unwritten(case, runner) is not None) == unwritten
-    assert finishing._of_unwritten(case, None) is None
+    assert (accounting._of_unwritten(case, runner) is not None) == unwritten
+    assert accounting._of_unwritten(case, None) is None
 
 
 def test_what_arrives_too_late_is_not_called_unwritten():
@@ -322,7 +322,7 @@ def test_what_arrives_too_late_is_not_called_unwritten():
     runner = Runner(Implementation(careless.forgotten, "subject", PLAIN), SimulatedWorld())
     case = Case(problem=Problem(query_length=4), world_size=2)
     assert judged(UNINITIALISED, case, runner).violation is not None
-    assert finishing._of_unwritten(case, runner) is None
+    assert accounting._of_unwritten(case, runner) is None
 
 
 def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):

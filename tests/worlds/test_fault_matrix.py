@@ -162,7 +162,7 @@ def _as_it_was(tmp_path, monkeypatch):
     """A folder, a module path, no shrinking and no variants, which have their own tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("ringverify.check.finishing.when_it_fails", lambda *_, **__: None)
+    monkeypatch.setattr("ringverify.check.accounting.when_it_fails", lambda *_, **__: None)
     monkeypatch.setattr("ringverify.check.finishing.shrink", lambda case, *_, **__: Shrunk(case, 0, complete=False))
 
 

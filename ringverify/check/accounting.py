@@ -1,0 +1,237 @@
+"""Say of a counterexample what its numbers do not: its cause, when it fails, what would pass, and hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.check.beside import SHARED_STATE, beside
+from ringverify.check.declaring import Declaration, contradicted, would_pass
+from ringverify.check.explaining import (
+    afresh,
+    explained,
+    held_against_causes,
+    judged_if_possible,
+    quick_place,
+    when_it_fails,
+)
+from ringverify.check.mishap import Mishap, attempt
+from ringverify.check.searching import Counterexample
+from ringverify.check.suggesting import suggested
+from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_state
+from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.when.needs import Needs
+from ringverify.events import Hint, Needed
+from ringverify.properties.adversity import HAZARDS
+from ringverify.properties.property import Property, Violation
+from ringverify.properties.uninitialised import UNINITIALISED
+
+UNWRITTEN = "memory of torch.empty is used before it is written: the result is what happens to lie there"
+"""The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
+
+TELLING: dict[str, tuple[tuple[str, str], ...]] = {
+    "value": (("hazard", "receive_read"), ("hazard", "receive_changed")),
+    "raised": (("hazard", "mismatch"),),
+    "deadlock": (("hazard", "wrong_group"),),
+}
+"""By kind of a violation, the hazards that make it: what a rank computes with is not what arrives, say."""
+
+
+class Account:
+    """What is found out about one counterexample. A step that fails is noted, and the others go on.
+
+    Args:
+        property: what is violated.
+        runner: runs the implementation.
+        watched: returns a runner of a simulated world, if there can be one, for ranks that run elsewhere.
+        shown: the counterexample.
+        known: the hypotheses among which its cause is sought.
+        mishaps: failing steps are appended here.
+        late: value of `time.monotonic()` by which to be done; `None` if it is too late, and only hints are added.
+        hangs: whether it was found because it does not end.
+    """
+
+    def __init__(
+        self,
+        property: Property,
+        runner: Runner,
+        watched: Callable[[], Runner | None],
+        shown: Counterexample,
+        known: Sequence[Hypothesis],
+        mishaps: list[Mishap],
+        late: float | None,
+        *,
+        hangs: bool,
+    ) -> None:
+        self._property, self._runner, self._watched, self._shown = property, runner, watched, shown
+        self._known, self._mishaps, self._late, self._hangs = known, mishaps, late, hangs
+        self._case, self._violation = shown.case, shown.violation
+        # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
+        self._steady = shown.repeats and not shown.after
+
+    def told(self, larger: Sequence[Case], *, alone: bool) -> Counterexample:
+        """Return the counterexample with what was found out.
+
+        Args:
+            larger: failing cases that it was shrunk from.
+            alone: the case fails in a fresh process, without others before it.
+        """
+        # That a process of another environment ended is no matter of what it keeps.
+        ended = self._violation.kind == "died" and self._runner.world.name == "external"
+        unsteady = not self._steady and not ended
+        unwritten = _of_unwritten(self._case, self._simulated()) if unsteady else None
+        needs = self._when_it_fails(larger) if alone else None
+        diagnosis, needs = self._cause(needs)
+        declaration = self._declaration(diagnosis)
+        hints = self._hints(sought=declaration is None and not (diagnosis.causes or self._violation.cause))
+        told = self._needed(needs)
+        if unwritten is not None:
+            diagnosis, told = Diagnosis(UNWRITTEN), self._when_it_is_read(unwritten) or told
+        elif unsteady and self._shown.after:
+            requires, cause = of_state(tuple(differing(self._case, self._shown.after[0])))
+            diagnosis, told = Diagnosis(cause), Needed(requires=(requires,), irrelevant=(), complete=True)
+        elif diagnosis.text is None and self._late is not None:
+            conduct = attempt(self._mishaps, "naming the cause", lambda: self._conduct(needs), None)
+            diagnosis = dataclasses.replace(diagnosis, text=conduct)
+            hints = [hint for hint in hints if conduct is None or hint.text not in conduct]  # it is said once
+        return dataclasses.replace(
+            self._shown, diagnosis=diagnosis, declaration=declaration, needs=told, hints=tuple(hints)
+        )
+
+    # -- when it fails -------------------------------------------------------------------------------------------------
+
+    def _when_it_fails(self, larger: Sequence[Case]) -> Needs | None:
+        judge_says = self._violation.needs is not None and self._violation.finding is not None
+        if judge_says or self._late is None or (self._hangs and self._runner.world.name != "simulated"):
+            return None
+        return self._varied(self._property, lambda: self._place, self._violation, larger)
+
+    def _when_it_is_read(self, unwritten: Violation) -> Needed | None:
+        """Return when memory is read that was not written."""
+        there = self._simulated()
+        if self._late is None or there is None:
+            return None
+        needs = self._varied(UNINITIALISED, lambda: there, unwritten)
+        return None if needs is None else needs.told()
+
+    def _varied(
+        self, property: Property, place: Callable[[], Runner], violation: Violation, larger: Sequence[Case] = ()
+    ) -> Needs | None:
+        def varied() -> Needs:
+            assert self._late is not None
+            return when_it_fails(property, place(), self._case, violation, shrunk_from=larger, until=self._late)
+
+        return attempt(self._mishaps, "finding out when the case fails", varied, None)
+
+    def _needed(self, needs: Needs | None) -> Needed | None:
+        """Return when it fails as the report has it, with what the judge itself says of it."""
+        told = None if needs is None else needs.told()
+        if self._violation.needs is None:
+            return told
+        plain = told or Needed(requires=(), irrelevant=(), complete=True)
+        return dataclasses.replace(plain, requires=(self._violation.needs, *plain.requires))
+
+    # -- its cause -----------------------------------------------------------------------------------------------------
+
+    def _cause(self, needs: Needs | None) -> tuple[Diagnosis, Needs | None]:
+        """Return the cause that values tell, and when it fails, held against that."""
+        if not self._steady or self._late is None:
+            return Diagnosis(), needs
+        case, first, violation = self._case, self._shown.first, self._violation
+        explain = functools.partial(explained, self._runner, self._property, violation, case, first, needs, self._known)
+        diagnosis = attempt(self._mishaps, "explaining the case", explain, None) or Diagnosis()
+        if needs is not None and diagnosis.telling and violation.way is None:
+            held = functools.partial(held_against_causes, self._runner, violation, needs, diagnosis.telling)
+            needs = attempt(self._mishaps, "holding when it fails against its cause", held, needs)
+        return diagnosis, needs
+
+    def _conduct(self, needs: Needs | None) -> str | None:
+        """Return the cause that no value tells: of an earlier call, messages, who waits for whom, or the group."""
+        case, violation, finding = self._case, self._violation, self._violation.finding
+        seen = violation.cause
+        if case.chunks and finding is not None and finding.position is not None:
+            seen = self._left_by_earlier_call(case.call_of(finding.position))
+        elif seen is None and violation.kind in TELLING and (there := self._simulated()) is not None:
+            seen = self._seen_by_watching(there, needs)
+        return seen or (None if needs is None else of_group(needs))
+
+    def _left_by_earlier_call(self, place: int) -> str | None:
+        call = self._case.calls[place]
+        alone = place > 0 and afresh(self._property, self._runner, [call]).violation is None
+        return f"call {place + 1} uses something that an earlier call left: alone it is right" if alone else None
+
+    def _seen_by_watching(self, there: Runner, needs: Needs | None) -> str | None:
+        violation = self._violation
+        beside = judged_if_possible(HAZARDS, self._case, there)
+        if beside is not None and beside.violation is not None and beside.violation.reason in TELLING[violation.kind]:
+            cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
+            return cause if violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
+        if violation.failure is None or violation.kind != "deadlock":
+            return None
+        requires = () if needs is None else needs.told().requires
+        return of_deadlock(self._case, there.capabilities, violation.failure, requires)
+
+    # -- what would pass -----------------------------------------------------------------------------------------------
+
+    def _declaration(self, diagnosis: Diagnosis) -> Declaration | None:
+        """Return what to declare so that the case passes, unless the cause says that the code is wrong."""
+        if not self._steady or self._late is None:
+            return None
+        there = functools.partial(
+            would_pass, self._property, self._runner, self._violation, (self._case, self._shown.first)
+        )
+        found = attempt(self._mishaps, "looking for a declaration", there, None)
+        return None if found is None or contradicted(found, diagnosis) else found
+
+    def _hints(self, *, sought: bool) -> list[Hint]:
+        """Return what ranks tried that cannot be done, and, if they are `sought`, hints at what else would pass."""
+        hints = [Hint(note) for note in self._runner.log.notes]
+        if self._runner.world.name == "simulated" and self._shown.after and not hints:
+            hints.append(Hint(SHARED_STATE))
+        if not sought or self._late is None or self._hangs:
+            return hints
+        if self._steady:
+            hints += attempt(self._mishaps, "looking for hints", self._capabilities_that_exclude_it, [])
+        around = functools.partial(beside, self._property, self._runner, self._simulated(), self._case, self._violation)
+        return hints or attempt(self._mishaps, "looking for hints", around, [])
+
+    def _capabilities_that_exclude_it(self) -> list[Hint]:
+        """Return a hint at the capability that would keep the suite from drawing such a case, if there is one."""
+
+        def passes(other: Case) -> bool:
+            seen = judged_if_possible(self._property, other, self._place)
+            return seen is not None and seen.applies and seen.violation is None
+
+        failure = self._violation.failure
+        refused = failure is not None and failure.kind == "raised" and failure.rule in (None, "shape")
+        found = suggested(self._case, self._place.capabilities, passes, refused=refused)
+        return [] if found is None else [Hint(found)]
+
+    # -- where cases run -----------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _place(self) -> Runner:
+        return quick_place(self._property, self._runner, self._watched, self._case, self._violation)
+
+    def _simulated(self) -> Runner | None:
+        return self._runner if self._runner.world.name == "simulated" else self._watched()
+
+
+def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:
+    """Return what is wrong of a case that fails at times only whenever new memory holds NaN; `None` if nothing is."""
+    if there is None or not UNINITIALISED.applies(case, there.capabilities):
+        return None
+    there.world.close()  # nothing that an earlier case left
+    hazard = judged_if_possible(HAZARDS, case, there)
+    if hazard is not None and hazard.violation is not None:
+        return None  # what arrives too late was not written either
+    seen = judged_if_possible(UNINITIALISED, case, there)
+    violation = None if seen is None else seen.violation
+    if violation is None or violation.finding is None or not math.isnan(violation.finding.actual):
+        return None  # what is wrong without NaN is so whatever new memory holds
+    return violation
