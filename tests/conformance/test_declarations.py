@@ -8,7 +8,7 @@ import pytest
 import undeclared
 
 from ringverify.cases.running import Runner
-from ringverify.check import declaring, finishing
+from ringverify.check import accounting, declaring
 from ringverify.check.hunting import hunt
 from ringverify.check.run import counterexample_event
 from ringverify.check.searching import Counterexample
@@ -31,7 +31,7 @@ def in_time(monkeypatch):
 def undiagnosed(monkeypatch):
     """Looking for a declaration needs neither a cause nor what a failure needs, which take longer."""
     for name in ("when_it_fails", "explained"):
-        monkeypatch.setattr(finishing, name, lambda *_, **__: None)
+        monkeypatch.setattr(accounting, name, lambda *_, **__: None)
 
 
 def found(attend: Implementation, property: str, examples: int = 20, **declared) -> Counterexample | None:
