@@ -90,7 +90,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from ringref.problem import DtypeName, Problem
 
 Array = NDArray[np.float64]
+Size = TypeVar("Size", float, Array)
 
 UNIT_ROUNDOFF: dict[DtypeName, float] = {
     "float64": 2.0**-53,
@@ -522,7 +523,7 @@ def allowed_by_a_cause(allowed: Array, exact: Array, numbers: Array) -> Array:
     return np.where(np.isfinite(exact), grown, float(allowed[np.isfinite(allowed)].max(initial=0.0)))
 
 
-def rounding_of_wrong(error: float, pipeline: Pipeline) -> float:
+def rounding_of_wrong(error: Size, pipeline: Pipeline) -> Size:
     """Return how far a result that is wrong by `error` may round, besides what a right one may.
 
     No bound is known, for what was computed is not: a sum over keys that a mask should have excluded has terms of its

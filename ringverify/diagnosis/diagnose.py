@@ -22,7 +22,7 @@ from ringverify.diagnosis import overflowing, reading, scaling, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.further_cases import cost, fresh, in_other_numbers, like, runnable, unlike
-from ringverify.diagnosis.gradients import adding, carrying, crossing, sinks, stale
+from ringverify.diagnosis.gradients import adding, carrying, crossing, other_heads, piecewise, sinks, stale
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.narrowing import rounding
 from ringverify.diagnosis.probing import Asked
@@ -219,13 +219,13 @@ class _Inquiry:
                 named, left = self._of_measured(named), []
             named = self._told_apart_by_gradients(named)
             if named and all(one.in_all_like_it for one in named):
-                return _told(named, self._smallest)
+                return self._told(named)
             # What is not so in some right case may be there under a condition, unless something else is so in all.
             sometimes = sometimes or named or [one.with_unknown_condition() for one in left if one.may_be]
         if sometimes:  # it is held against more of the cases that fail
             for scene in self._answered_later(self._failing):
                 sometimes = [one for one in sometimes if one.stands(scene)]
-        return _told(sometimes, self._smallest) if sometimes else Diagnosis()
+        return self._told(sometimes) if sometimes else Diagnosis()
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
@@ -249,6 +249,8 @@ class _Inquiry:
             *crossing.hypotheses(there),
             *stale.hypotheses(),
             *reading.hypotheses(there, self._probe, self._patience_of(reading.SECONDS).left, others),
+            *other_heads.hypotheses(there),
+            *piecewise.hypotheses(there),
         ]
         # A rule was made to fit the cases that were read: others have to follow it too.
         more = runnable(fresh(self._smallest.case, self._first), self._capabilities) if found else ()
@@ -308,6 +310,17 @@ class _Inquiry:
                     named = [one for one in named if one.stands(scene)] or named
         return named
 
+    def _told(self, named: list[Standing]) -> Diagnosis:
+        """Return the diagnosis that names these hypotheses, the first ones in words."""
+        first, apart, needed = named[0], _apart(named), {one.text for one in self._requires}
+        text = "; or ".join(one.sentence(self._smallest, needed) for one in apart[:ALTERNATIVES])
+        text += f" (residual {first.residual:.0e})"
+        if advice := first.hypothesis.advised(self._smallest):
+            text += f". {advice}"
+        sure = len(apart) <= ALTERNATIVES and all(one.in_all_like_it and not one.somewhere for one in apart)
+        telling = tuple(one.hypothesis for one in apart if sure)
+        return Diagnosis(text, tuple(one.hypothesis for one in named), telling, first.residual)
+
     # -- cases ---------------------------------------------------------------------------------------------------------
 
     def _further(self, cases: Sequence[Case]) -> list[Case]:
@@ -354,18 +367,6 @@ def diagnose_rounding(
     scenes = [scene for case in dict.fromkeys(cases) if (scene := _seen(observe, case, capabilities)) is not None]
     found = rounding(scenes)
     return Diagnosis(found[0].sentence(), tuple(found), tuple(found[:1])) if found else None
-
-
-def _told(named: list[Standing], smallest: Scene) -> Diagnosis:
-    """Return the diagnosis that names these hypotheses, the first ones in words."""
-    first, apart = named[0], _apart(named)
-    text = "; or ".join(one.sentence(smallest) for one in apart[:ALTERNATIVES])
-    text += f" (residual {first.residual:.0e})"
-    if advice := first.hypothesis.advised(smallest):
-        text += f". {advice}"
-    sure = len(apart) <= ALTERNATIVES and all(one.in_all_like_it and not one.somewhere for one in apart)
-    telling = tuple(one.hypothesis for one in apart if sure)
-    return Diagnosis(text, tuple(one.hypothesis for one in named), telling, first.residual)
 
 
 def _without_digits(scene: Scene) -> str:

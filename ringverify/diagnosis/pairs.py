@@ -196,6 +196,16 @@ class Otherwise:
 TEAM = "of as many ranks as divide ranks and key heads"
 """Which ranks exchange heads, where these then go round a ring, to follow "teams"."""
 
+INNER: dict[str, Callable[[int], int]] = {
+    "as many ranks as the smallest divisor of their number": lambda size: next(
+        (n for n in range(2, size + 1) if size % n == 0), 1
+    ),
+    "as many ranks as the largest divisor of their number": lambda size: next(
+        (n for n in range(size - 1, 1, -1) if size % n == 0), size
+    ),
+}
+"""How many neighbours may be an inner ring in a ring of rings, by ranks; a prime number of ranks is one ring."""
+
 NOT_COMPUTED = "nothing is computed: results are 0, lse too"
 
 SIDES = ("left", "right")

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from ringverify.diagnosis.masks.positions import keys_at, late, queries_at
-from ringverify.diagnosis.pairs import SIDES, Ints, Mask, OneSide, Pairs
+from ringverify.diagnosis.pairs import INNER, SIDES, Ints, Mask, OneSide, Pairs
 from ringverify.faults.merging import TILES
 
 
@@ -156,6 +156,9 @@ def _parts() -> Iterator[PartOfPairs]:
         )
         for up in (False, True)
     }
+    for text, of in INNER.items():
+        other = functools.partial(lambda of, pairs: pairs.owner // of(pairs.size) != pairs.rank // of(pairs.size), of)
+        blocks[f"on blocks of other inner rings (of {text})"] = other
     for text, holds in blocks.items():
         yield PartOfPairs(text, holds, "blocks")
     alone: dict[str, Callable[[Pairs], bool]] = {

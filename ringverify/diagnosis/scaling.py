@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from ringref.rounding import UNIT_ROUNDOFF
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
 from ringverify.diagnosis.pairs import Mask, pairs_of
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
@@ -82,7 +83,7 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     failing = [scene for scene in scenes if {"out", "lse"} & set(wrong_tensors(scene))]
     if not failing or failing[0].replicated:
         return
-    fitted = sorted(failing, key=lambda scene: -scene.size * scene.problem.nk)[:FITTED]
+    fitted = with_most_digits(failing)[:FITTED]
     for way in WAYS:
         if not all(way.name in scene.tensors and np.isfinite(_off(scene, way.name)).all() for scene in fitted):
             continue
@@ -93,6 +94,13 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             where = f"{way.name} {part.text}".strip()
             for text, number in named(seen, fitted, ADDENDS if way.adds else FACTORS, none=0.0 if way.adds else 1.0):
                 yield _hypothesis(f"{where} {way.told(text)}", way, part, number)
+
+
+def with_most_digits(scenes: Sequence[Scene]) -> list[Scene]:
+    """Return the cases of the widest dtype, the largest first: in 16 bits, a fit leaves over what rounding does."""
+    widest = min(UNIT_ROUNDOFF[scene.problem.dtype] for scene in scenes)
+    found = [one for one in scenes if UNIT_ROUNDOFF[one.problem.dtype] <= max(widest, UNIT_ROUNDOFF["float32"])]
+    return sorted(found or scenes, key=lambda scene: -scene.size * scene.problem.nk)
 
 
 def named(

@@ -141,10 +141,16 @@ class Standing:
         """Return the hypothesis with the remark that it is not there in every case."""
         return dataclasses.replace(self, somewhere=True)
 
-    def sentence(self, smallest: Scene) -> str:
-        """Return the fault as a sentence about the smallest case; the condition itself is said by what it needs."""
+    def sentence(self, smallest: Scene, needed: Set[str]) -> str:
+        """Return the fault as a sentence about the smallest case, with a remark if it is not said when it is there.
+
+        Args:
+            smallest: the smallest failing case.
+            needed: what that needs in order to fail, which is said beside.
+        """
+        said = self.in_all_like_it or needed >= {*self.only}
         text = self.hypothesis.sentence(smallest)
-        return text if self.in_all_like_it and not self.somewhere else f"{text}, though not in every case"
+        return text if said and not self.somewhere else f"{text}, though not in every case"
 
 
 def _fewest(lacking: list[set[int]], count: int) -> tuple[int, ...] | None:

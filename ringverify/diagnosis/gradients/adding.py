@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ringref.attention import per_key_head, per_query_head
+from ringref.rounding import LARGEST, rounding_of_wrong
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
 from ringverify.diagnosis.masks.positions import POSITIONS, At, late
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, branch, pairs_of
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
-from ringverify.diagnosis.scaling import FITTED, LEFT, named
+from ringverify.diagnosis.scaling import FITTED, LEFT, named, with_most_digits
 from ringverify.diagnosis.scene import Array, Scene, slope_of_cap
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -95,6 +96,39 @@ IN_DS: dict[str, Callable[[Terms], Array]] = {
     "the derivative of the softcap": lambda t: t.ds - t.flat * (t.dp - t.delta + t.dlse),
 }
 """Parts of ds, `(B, H, Nq, Nk)`; of the derivative, what it changes."""
+
+
+SLOPES: dict[str, Callable[[Array], Array]] = {
+    "1 - (score / softcap)² of scores before the cap": lambda x: 1 - x**2,
+    "1 - tanh² of scores that have had the cap": lambda x: np.cosh(np.tanh(x)) ** -2,
+    "1 - tanh of scores, not squared": lambda x: 1 - np.tanh(x),
+    "tanh² of scores": lambda x: np.tanh(x) ** 2,
+    "1 + tanh² of scores": lambda x: 1 + np.tanh(x) ** 2,
+}
+"""What may be taken for the derivative of the softcap, 1 - tanh², of scores divided by it."""
+
+
+def _with_slope(slope: Callable[[Array], Array], terms: Terms) -> Gradients:
+    """Return what changes with another derivative of the softcap."""
+    flat = _sloped(slope, terms)
+    if flat is None:
+        return {}
+    return terms.sums(("dq", "dk"), (flat - terms.factor) * (terms.dp - terms.delta + terms.dlse), terms.p)
+
+
+def _sizes_with_slope(slope: Callable[[Array], Array], terms: Terms) -> Gradients:
+    """Return how large the terms are of which gradients are then sums: they may cancel."""
+    flat = _sloped(slope, terms)
+    if flat is None:
+        return {}
+    ds = np.abs(flat) * (np.abs(terms.dp) + np.abs(terms.delta) + np.abs(terms.dlse))
+    of_keys = per_key_head(ds.swapaxes(2, 3) @ np.abs(terms.q), terms.scene.problem.group_size)
+    return {"dq": (ds @ np.abs(terms.k)).swapaxes(1, 2), "dk": of_keys}
+
+
+def _sloped(slope: Callable[[Array], Array], terms: Terms) -> Array | None:
+    softcap, raw = terms.scene.problem.softcap, terms.scene.truth.intermediates.raw_scores
+    return None if softcap is None else terms.flat * slope(np.where(np.isfinite(raw), raw, 0.0) / softcap)
 
 
 def _in_ds(names: Sequence[TensorName], part: Callable[[Terms], Array], terms: Terms, here: Mask) -> Gradients:
@@ -304,7 +338,7 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 says = number if isinstance(number, str) else f"is multiplied by {number:.4g}"
                 yield measured(f"{told}{changed.text} {says}", functools.partial(_multiplied, changed, part, factor))
         for where, target in MOVED.items():
-            for names in (("dv",), ("dk",), ("dk", "dv")):
+            for names in (("dv",), ("dk",), ("dk", "dv"), ("dq",)):
                 change = functools.partial(_added_elsewhere, names, part, target)
                 if all(fits(one, change(one)) for one in terms):
                     yield measured(f"{told}what is added to {' and '.join(names)} is added to {where}", change)
@@ -313,6 +347,11 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             change = functools.partial(_with_part, blocks, out, lse)
             if all(fits(one, change(one)) for one in terms):
                 yield measured(says.format(text), change)
+    for text, slope in SLOPES.items():
+        change = functools.partial(_with_slope, slope)
+        if all(one.scene.problem.softcap is not None and fits(one, change(one)) for one in terms):
+            sizes = functools.partial(_sizes_with_slope, slope)
+            yield measured(f"the derivative of the softcap is taken to be {text}", change, sizes)
     for text, normaliser in NORMALISERS.items():
         change = functools.partial(_with_normaliser, normaliser)
         if all(fits(one, change(one)) for one in terms):
@@ -333,12 +372,13 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             yield measured(f"the weights with which {text} are merged have no gradient: they are detached", change)
 
 
-def fitted(scenes: Sequence[Scene]) -> list[Terms]:
+def fitted(scenes: Sequence[Scene], most: int = FITTED) -> list[Terms]:
     """Return the terms of the largest cases of which only gradients are wrong, for a first fit; `[]` without any."""
     failing = [scene for scene in scenes if (names := wrong_tensors(scene)) and not {"out", "lse"} & set(names)]
-    if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
+    if not failing or "dq" not in failing[0].tensors:
         return []
-    return [terms_of(one) for one in sorted(failing, key=lambda scene: -scene.size * scene.problem.nk)[:FITTED]]
+    failing = [one for one in failing if all(np.isfinite(_seen(one, name)).all() for name in QKV_GRADIENTS)]
+    return [terms_of(one) for one in with_most_digits(failing)[:most]] if failing else []
 
 
 def terms_of(scene: Scene) -> Terms:
@@ -354,7 +394,7 @@ def _seen(scene: Scene, name: TensorName) -> Array:
     return found
 
 
-def _wrong(terms: Terms) -> Gradients:
+def off(terms: Terms) -> Gradients:
     """Return what was seen of gradients less what is right."""
     scene = terms.scene
     return scene.once("off", lambda: {name: _seen(scene, name) - getattr(scene.truth, name) for name in QKV_GRADIENTS})
@@ -366,14 +406,14 @@ def _size(x: Gradients) -> float:
 
 def fits(terms: Terms, change: Gradients) -> bool:
     """Return whether a change of gradients is that which was seen, nearly."""
-    wrong = _wrong(terms)
+    wrong = off(terms)
     left = {name: y - change[name] if name in change else y for name, y in wrong.items()}
     return _size(left) <= LEFT**2 * _size(wrong)
 
 
 def _factor(terms: Terms, changed: Changed, part: PartOfPairs) -> float | None:
     """Return the factor with which a change fits what was seen; `None` if it does not, with any factor."""
-    unit, wrong = changed.unit(terms, part.holds(terms.pairs)), _wrong(terms)
+    unit, wrong = changed.unit(terms, part.holds(terms.pairs)), off(terms)
     if not (size := _size(unit)):
         return None
     times = float(sum((y * wrong[name]).sum() for name, y in unit.items())) / size
@@ -386,7 +426,7 @@ def _multiplied(changed: Changed, part: PartOfPairs, factor: Callable[[Scene], f
 
 
 def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: Moved, terms: Terms) -> Gradients:
-    at = target(terms.pairs, terms.pairs.keys)
+    at = target(terms.pairs, terms.pairs.queries if names == ("dq",) else terms.pairs.keys)
     return {name: _to(at, x) for name, x in _sums_over(names, terms, part.holds(terms.pairs)).items()}
 
 
@@ -474,16 +514,40 @@ def _written_over(tile: int, names: tuple[TensorName, ...], terms: Terms) -> Gra
     return {name: -y for name, y in terms.sums(names, terms.ds * gone, terms.p * gone).items()}
 
 
-def measured(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
-    """Return the hypothesis that a case's results are the right ones and this change."""
+def _spoilt(scene: Scene, whole: Gradients) -> bool:
+    """Whether a factor of results overflows: what becomes of sums with an infinite weight, their order decides."""
+    large = any((np.abs(x) > LARGEST[scene.dtype_of(name)] ** 0.5).any() for name, x in whole.items())
+    return large and not all(np.isfinite(_seen(scene, name)).all() for name in QKV_GRADIENTS)
+
+
+def measured(
+    text: str, change: Callable[[Terms], Gradients], sizes: Callable[[Terms], Gradients] = lambda terms: {}
+) -> Hypothesis:
+    """Return the hypothesis that a case's results are the right ones and this change.
+
+    Args:
+        text: what is wrong.
+        change: returns what changes.
+        sizes: how large the terms are of which those results are then sums, if they are larger than the change.
+    """
 
     def judge(scene: Scene) -> float | None:
         changes = change(terms_of(scene))
         if not set(changes) <= set(scene.tensors):
             return None if wrong_tensors(scene) else 0.0
         whole = {name: getattr(scene.truth, name) + y for name, y in changes.items()}
-        # A row takes its rounding errors to where it is moved.
-        wide = {name: np.full_like(y, getattr(scene.allowed, name).max(initial=0.0)) for name, y in changes.items()}
+        if _spoilt(scene, whole):
+            return 0.0
+        # A row takes its rounding errors to where it is moved. What is wrong has errors of its own, and a weight the
+        # relative error of its score, as many times as that is large.
+        scores = scene.truth.intermediates.scores
+        large = 1 + np.abs(scores).max(where=np.isfinite(scores), initial=0.0)
+        terms = sizes(terms_of(scene))
+        wide = {
+            name: getattr(scene.allowed, name).max(initial=0.0)
+            + rounding_of_wrong(large * np.maximum(np.abs(y), terms.get(name, 0.0)), scene.pipeline)
+            for name, y in changes.items()
+        }
         return agree_but_for(scene, whole, lambda: dataclasses.replace(scene.allowed, **wide))
 
     return Hypothesis(text, STEPS, judge=judge, measured=True)

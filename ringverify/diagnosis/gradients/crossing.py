@@ -21,46 +21,52 @@ from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.events import TensorName
 
-Taken = Callable[[Terms, Ints, Mask], Gradients]
-"""What changes if something of these rows is taken, by the row for each query and the pairs for which that is so."""
+Other = Callable[[Array], Array]
+"""Something of each head and row, `(B, H, Nq, …)`, of other rows or heads."""
+Taken = Callable[[Terms, Other, Mask], Gradients]
+"""What changes if something of other rows or heads is taken, for these pairs."""
 
 
-def _delta(terms: Terms, rows: Ints, here: Mask) -> Gradients:
-    return _through_delta(terms.delta, terms, rows, here)
+def _of_rows(rows: Ints) -> Other:
+    return lambda x: x[:, :, rows]
 
 
-def _delta_less_dlse(terms: Terms, rows: Ints, here: Mask) -> Gradients:
-    return _through_delta(terms.delta - terms.dlse, terms, rows, here)
+def _delta(terms: Terms, other: Other, here: Mask) -> Gradients:
+    return _through_delta(terms.delta, terms, other, here)
 
 
-def _through_delta(delta: Array, terms: Terms, rows: Ints, here: Mask | Array) -> Gradients:
-    return terms.sums(("dq", "dk"), terms.factor * (delta - delta[:, :, rows]) * here, terms.p)
+def _delta_less_dlse(terms: Terms, other: Other, here: Mask) -> Gradients:
+    return _through_delta(terms.delta - terms.dlse, terms, other, here)
 
 
-def _lse(terms: Terms, rows: Ints, here: Mask) -> Gradients:
-    times = (_times(terms, rows) - 1) * here
+def _through_delta(delta: Array, terms: Terms, other: Other, here: Mask | Array) -> Gradients:
+    return terms.sums(("dq", "dk"), terms.factor * (delta - other(delta)) * here, terms.p)
+
+
+def _lse(terms: Terms, other: Other, here: Mask) -> Gradients:
+    times = (_times(terms, other) - 1) * here
     return terms.sums(QKV_GRADIENTS, times * terms.ds, times * terms.p)
 
 
-def _lse_and_delta(terms: Terms, rows: Ints, here: Mask) -> Gradients:
-    found = _lse(terms, rows, here)
-    of_delta = _through_delta(terms.delta - terms.dlse, terms, rows, _times(terms, rows) * here)
+def _lse_and_delta(terms: Terms, other: Other, here: Mask) -> Gradients:
+    found = _lse(terms, other, here)
+    of_delta = _through_delta(terms.delta - terms.dlse, terms, other, _times(terms, other) * here)
     return found | {name: found[name] + y for name, y in of_delta.items()}
 
 
-def _times(terms: Terms, rows: Ints) -> Array:
+def _times(terms: Terms, other: Other) -> Array:
     """Return how many times as large weights are, `(B, H, Nq, 1)`; once, where a row has no keys."""
     lse = terms.scene.truth.intermediates.lse
-    other = lse[:, :, rows]
-    there = np.isfinite(lse) & np.isfinite(other)
-    found: Array = np.exp(np.where(there, lse, 0.0) - np.where(there, other, 0.0))[..., None]
+    taken = other(lse)
+    there = np.isfinite(lse) & np.isfinite(taken)
+    found: Array = np.exp(np.where(there, lse, 0.0) - np.where(there, taken, 0.0))[..., None]
     return found
 
 
-def _dout(terms: Terms, rows: Ints, here: Mask) -> Gradients:
-    other = terms.dout[:, :, rows] - terms.dout
-    found = terms.sums(("dq", "dk"), terms.factor * (other @ terms.v.swapaxes(2, 3)) * here, terms.p)
-    return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=other)
+def _dout(terms: Terms, other: Other, here: Mask) -> Gradients:
+    more = other(terms.dout) - terms.dout
+    found = terms.sums(("dq", "dk"), terms.factor * (more @ terms.v.swapaxes(2, 3)) * here, terms.p)
+    return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=more)
 
 
 TAKEN: dict[str, Taken] = {
@@ -127,20 +133,24 @@ def _on_rank_of_keys(taken: Taken, part: PartOfPairs, terms: Terms) -> Gradients
     place, own = queries.place[:, 0], np.arange(queries.total)
     for owner, held in enumerate(queries.shards):
         rows = np.where(place < len(held), held[np.minimum(place, len(held) - 1)], own) if len(held) else own
-        for name, y in taken(terms, rows, here & (terms.pairs.owner == owner)).items():
+        for name, y in taken(terms, _of_rows(rows), here & (terms.pairs.owner == owner)).items():
             found[name] = found[name] + y if name in found else y
     return found
 
 
 def _changed(taken: Taken, moved: Moved, part: PartOfPairs, terms: Terms) -> Gradients:
-    return taken(terms, moved(terms.pairs, terms.pairs.queries), part.holds(terms.pairs))
+    return taken(terms, _of_rows(moved(terms.pairs, terms.pairs.queries)), part.holds(terms.pairs))
 
 
 def _of_heads(names: tuple[TensorName, ...], of: Callable[[Ints, int], Ints], terms: Terms) -> Gradients:
-    group = terms.scene.problem.group_size
-    heads = of(np.arange(terms.scene.problem.heads), group)
+    heads = of(np.arange(terms.scene.problem.heads), terms.scene.problem.group_size)
+    return made_with(names, terms, lambda x: x[:, heads])
+
+
+def made_with(names: tuple[TensorName, ...], terms: Terms, other: Other) -> Gradients:
+    """Return what changes if dk and dv are made with the queries and cotangents of other heads or rows."""
     taken: Gradients = {
-        "dk": terms.ds.swapaxes(2, 3) @ (terms.q[:, heads] - terms.q),
-        "dv": terms.p.swapaxes(2, 3) @ (terms.dout[:, heads] - terms.dout),
+        "dk": terms.ds.swapaxes(2, 3) @ (other(terms.q) - terms.q),
+        "dv": terms.p.swapaxes(2, 3) @ (other(terms.dout) - terms.dout),
     }
-    return {name: per_key_head(taken[name], group) for name in names}
+    return {name: per_key_head(taken[name], terms.scene.problem.group_size) for name in names}

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
+from ringverify.diagnosis.pairs import INNER, Ints, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 
@@ -42,6 +42,18 @@ def _exchanged(partner: Partner, rounded_down: bool, pairs: Pairs) -> Counts:
     return pairs.true * have[pairs.rank, pairs.owner]
 
 
+def _of_rings(inner: Callable[[int], int], pairs: Pairs) -> tuple[Ints, int]:
+    of_ring = inner(pairs.size)
+    rings = pairs.size // of_ring
+    return (pairs.rank // of_ring - pairs.owner // of_ring) % rings, rings
+
+
+ROUNDS: dict[str, Callable[[Pairs], tuple[Ints, int]]] = {
+    "hops": lambda pairs: (pairs.hop, pairs.size),
+    **{f"rounds of inner rings, of {text}": functools.partial(_of_rings, of) for text, of in INNER.items()},
+}
+"""Rounds in which partial results are merged: of each pair the number of its round, and how many there are."""
+
 PARTNERS: dict[str, Partner] = {
     "rank XOR 1, 2, 4, …": lambda rank, step, size: rank ^ step,
     "the ranks 1, 2, 4, … before": lambda rank, step, size: (rank - step) % size,
@@ -50,8 +62,17 @@ PARTNERS: dict[str, Partner] = {
 """With whom a rank may exchange in rounds, which is right of a number of ranks that is a power of 2."""
 
 
+def _again(rounds: Callable[[Pairs], tuple[Ints, int]], pairs: Pairs) -> Counts:
+    """Return counts if all that was merged so far is merged again at the end of each round."""
+    number, count = rounds(pairs)
+    return pairs.true * (count - number)
+
+
 def ways_to_merge() -> Iterator[Otherwise]:
     """Yield ways to lose partial results, or to add them twice, where they are merged."""
+    for text, rounds in ROUNDS.items():
+        says = f"what was merged in earlier {text} is merged again with each later one"
+        yield Otherwise(says, functools.partial(_again, rounds), 0.75)
     orders: dict[str, Callable[[Pairs], Ints]] = {
         "by rank": lambda pairs: pairs.owner + 0 * pairs.rank,
         "by hop": lambda pairs: pairs.hop,

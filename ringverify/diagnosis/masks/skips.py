@@ -222,8 +222,29 @@ def unmasked(tile: int, of_shard: bool, of_tile: bool, pairs: Pairs) -> Counts |
     return np.where(_starts(tile, of_shard, pairs) < first, bare, pairs.true)
 
 
+BOUNDS = {"causal": "causal mask", "window": "window"}
+"""Constraints that a block may be within as a whole, in words."""
+
+
+def whole(names: tuple[str, ...], key: str, query: str, pairs: Pairs) -> Counts | None:
+    """Return counts without some constraints in blocks of which one pair of ends is within them."""
+    if not set(names) & set(pairs.present()):
+        return None
+    ends = Ends(pairs)
+    i, j = ends.queries[query] - pairs.problem.diagonal, ends.keys[key]
+    plain = pairs.queries.p, pairs.keys.p
+    let_through = pairs.counts(lambda name: (i, j) if name in names else None) > 0
+    bare = pairs.counts(lambda name: None if name in names else plain)
+    return np.where(let_through, bare, pairs.true)
+
+
 def ways_to_leave_unmasked() -> Iterator[tuple[str, Callable[[Pairs], Counts | None]]]:
-    """Yield tests by which tiles are taken for those that a causal mask lets through whole, in words."""
+    """Yield tests by which blocks or tiles are taken for those that a mask lets through whole, in words."""
+    for names, (key, query) in product((("causal",), ("window",), ("causal", "window")), product(ENDS, ENDS)):
+        if (names, key, query) != (("causal",), "last", "first"):
+            bounds = " and no ".join(BOUNDS[name] for name in names)
+            says = f"a block has no {bounds} if its {key} key is within that of the rank's {query} query"
+            yield says, functools.partial(whole, names, key, query)
     for tile, of_shard, of_tile in product(TILES, (False, True), (False, True)):
         whose = f"of a tile of {tile} queries" if of_tile else "of the rank"
         yield (

@@ -75,7 +75,14 @@ def _of_others(pairs: Pairs) -> Mask:
 
 
 def ways_to_pad() -> Iterator[Otherwise]:
-    """Yield keys of 0 that make whole tiles of a block, and count."""
+    """Yield keys of 0 that make whole tiles of a block, or shards of one length, and count."""
+    for where, at in FILLED_AT.items():
+        yield Otherwise(
+            f"shards are padded to the longest, and the padding counts as keys of 0{where}",
+            lambda pairs: pairs.true,
+            0.75,
+            functools.partial(_shard_padding, at),
+        )
     for tile, (where, there) in product(TILES, PADDED.items()):
         yield Otherwise(
             f"blocks are padded to whole tiles of {tile} keys, and the padding counts as keys of 0{where}",
@@ -101,6 +108,12 @@ def _of_mask(pairs: Pairs, end: str) -> Ints:
     return np.where(some, total - 1 - seen[..., ::-1].argmax(axis=-1), -1)
 
 
+def _of_causal(pairs: Pairs, end: str) -> Ints | None:
+    if not pairs.problem.causal or end == "first":
+        return None
+    return pairs.queries.p[:, 0] + pairs.problem.diagonal
+
+
 def _of_window(pairs: Pairs, end: str) -> Ints | None:
     left, right = pairs.problem.window or (None, None)
     by = right if end == "last" else None if left is None else -left
@@ -122,6 +135,7 @@ def _of_documents(pairs: Pairs, end: str, *, in_some: bool = False) -> Ints | No
 
 ENDS: dict[str, Ends] = {
     "the {} of the keys": _of_mask,
+    "the {} of the causal mask": _of_causal,
     "the {} of the window": _of_window,
     "the {} of the document": _of_documents,
     "the {} of the document, or of the first one,": functools.partial(_of_documents, in_some=True),
@@ -165,6 +179,36 @@ def _without_rest(parts: int, pairs: Pairs) -> Counts:
     """Return counts without a rank's last keys; where it has fewer than parts, each of them is one."""
     each = np.maximum(1, pairs.keys.count // parts)
     return np.where(pairs.keys.place >= each * parts, 0, pairs.true)
+
+
+def _always(at: tuple[Ints, Ints], name: str) -> tuple[Ints, Ints]:
+    return at
+
+
+def _at(place: Callable[[Pairs, int, int], int], pairs: Pairs) -> Counts:
+    """Return which queries see padding of each shard that is taken to be at these positions, `(B, H, Nq, P)`."""
+    longest, plain = max(map(len, pairs.keys.shards)), np.zeros_like(pairs.keys.p)
+    found = np.zeros((*pairs.true.shape[:3], pairs.size), dtype=np.int64)
+    for rank, held in enumerate(pairs.keys.shards):
+        for number in range(len(held), longest if pairs.keys.total else 0):
+            at = pairs.queries.p, plain + place(pairs, rank, number)
+            found[..., rank] += np.asarray(pairs.counts(functools.partial(_always, at)))[..., 0]
+    return found
+
+
+FILLED_AT: dict[str, Callable[[Pairs], Counts]] = {
+    "": lambda pairs: np.array([max(map(len, pairs.keys.shards)) - len(held) for held in pairs.keys.shards]),
+    " at position -1": functools.partial(_at, lambda pairs, rank, number: -1),
+    " at position 0": functools.partial(_at, lambda pairs, rank, number: 0),
+    " at the positions past the end": functools.partial(_at, lambda pairs, rank, number: pairs.keys.total),
+}
+"""Where padding of short shards is taken to be, and how much of each shard's a query sees then, `(B, H, Nq, P)`."""
+
+
+def _shard_padding(at: Callable[[Pairs], Counts], pairs: Pairs) -> Counts:
+    """Return how many keys of 0 there are if shards are padded to the longest, `(B, H, Nq)`."""
+    found: Counts = np.broadcast_to(at(pairs), (*pairs.true.shape[:3], pairs.size)).sum(axis=-1)
+    return found
 
 
 def _tile_padding(tile: int, there: Callable[[Pairs], Mask], pairs: Pairs) -> Counts:

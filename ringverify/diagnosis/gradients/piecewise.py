@@ -1,0 +1,312 @@
+"""Gradients put together from what each rank adds to each block, where no rule says what becomes of which piece.
+
+Which pieces are lost, counted otherwise or taken elsewhere is read off each case anew. So the sentence is about all
+cases, with an example, and not about which pieces it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ringverify.cases.comparing import QKV_GRADIENTS
+from ringverify.diagnosis.gradients.adding import FACTORS, Gradients, Terms, fits, fitted, measured
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.scaling import LEFT
+from ringverify.diagnosis.scene import Array, Scene
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.events import TensorName
+
+TRIED = 10
+"""Pieces of which every choice is tried, where there are too few numbers to solve for it."""
+
+READ = 8
+"""Failing cases that are read at most."""
+
+ENOUGH = 2
+"""Cases of which pieces have to be read, if there are so many."""
+
+SHOWN = 2
+"""Pieces that are given as examples."""
+
+
+class TooFew(Exception):
+    """Too few numbers came back to tell which pieces they are made of."""
+
+
+class Piece(NamedTuple):
+    """What one rank's queries and one owner's keys add to the rows of a gradient.
+
+    Attributes:
+        rank: whose queries.
+        owner: whose keys.
+        rows: `(B, rows of the rank or of the owner, heads, dim)`.
+    """
+
+    rank: int
+    owner: int
+    rows: Array
+
+
+def pieces(terms: Terms, name: TensorName) -> list[Piece]:
+    """Return the pieces of a gradient that are larger than what any element of it may be off by."""
+
+    def made() -> list[Piece]:
+        pairs, shards, found = terms.pairs, terms.scene.shards[name != "dq"], []
+        least = getattr(terms.scene.allowed, name).max(initial=0.0)
+        for number in range(terms.scene.size):
+            here = (pairs.owner if name == "dq" else pairs.rank) == number
+            whole = terms.sums([name], terms.ds * here, terms.p * here)[name]
+            for at, held in enumerate(shards):
+                if (np.abs(rows := whole[:, held]) > least).any():
+                    found.append(Piece(at, number, rows) if name == "dq" else Piece(number, at, rows))
+        return found
+
+    return terms.scene.once(("pieces", name), made)
+
+
+def chosen(columns: Sequence[Array], seen: Array, limit: Array | float) -> tuple[int, ...] | None:
+    """Return which of some arrays add up to what was seen; `None` if none do.
+
+    Raises:
+        TooFew: more arrays than numbers, and too many to try every choice.
+    """
+
+    def enough(numbers: Sequence[int]) -> bool:
+        left = np.abs(seen - sum((columns[n] for n in numbers), np.zeros_like(seen)))
+        return bool((left <= limit + LEFT * np.abs(seen).max(initial=0.0)).all())
+
+    if enough(()):
+        return ()
+    if not columns:
+        return None
+    sizes = [float(np.abs(column).max(initial=0.0)) or 1.0 for column in columns]
+    table = np.stack([column.ravel() / size for column, size in zip(columns, sizes, strict=True)], axis=1)
+    share, _, rank, singular = np.linalg.lstsq(table, seen.ravel(), rcond=None)
+    if rank == len(columns) and singular[-1] > LEFT * singular[0]:
+        numbers = tuple(np.flatnonzero(share > np.array(sizes) / 2).tolist())
+        return numbers if enough(numbers) else None
+    if len(columns) > TRIED:
+        raise TooFew
+    for size in range(1, len(columns) + 1):
+        for numbers in itertools.combinations(range(len(columns)), size):
+            if enough(numbers):
+                return numbers
+    return None
+
+
+# -- pieces that count otherwise ---------------------------------------------------------------------------------------
+
+COUNTED = {
+    "is lost": FACTORS["is missing"],
+    "is added twice": FACTORS["counts twice"],
+    "is multiplied by the scale once more": FACTORS["is multiplied by the scale once more"],
+    "lacks the scale": FACTORS["lacks the scale"],
+    "is added negated": FACTORS["is negated"],
+}
+"""What becomes of a piece, and how often it counts."""
+
+
+def _counted_otherwise(name: TensorName, factor: Callable[[Scene], float], terms: Terms) -> list[Piece] | None:
+    """Return the pieces that count otherwise; `None` if what was seen cannot be put together so."""
+    scene, found, times = terms.scene, [], factor(terms.scene) - 1
+    if not times:
+        return None
+    for rank in range(scene.size):
+        here = [one for one in pieces(terms, name) if (one.rank if name == "dq" else one.owner) == rank]
+        off = scene.seen(name, rank) - scene.true(name, rank)
+        numbers = chosen([one.rows * times for one in here], off, scene.limit(name, rank))
+        if numbers is None:
+            return None
+        found += [here[number] for number in numbers]
+    return found
+
+
+def _changed(names: Sequence[TensorName], factor: Callable[[Scene], float], terms: Terms) -> Gradients:
+    changes, times = Gradients(), factor(terms.scene) - 1
+    for name in names:
+        if (found := _counted_otherwise(name, factor, terms)) is None:
+            return {}
+        changes[name] = np.zeros_like(getattr(terms.scene.truth, name))
+        for one in found:
+            held = terms.scene.shards[name != "dq"][one.rank if name == "dq" else one.owner]
+            changes[name][:, held] += times * one.rows
+    return changes
+
+
+def _example(name: TensorName, found: Sequence[Piece]) -> str:
+    shown = [
+        f"what the keys of rank {one.owner} add to that of rank {one.rank}"
+        if name == "dq"
+        else f"what the queries of rank {one.rank} add to that of rank {one.owner}"
+        for one in found[:SHOWN]
+    ]
+    return " and ".join(shown) + (", and more" if len(found) > SHOWN else "")
+
+
+# -- pieces that arrive elsewhere --------------------------------------------------------------------------------------
+
+
+class Load(NamedTuple):
+    """What travels together: all pieces of a block, or one, in one batch entry.
+
+    Attributes:
+        rank: whose queries; `None` of a whole block.
+        owner: whose keys.
+        batch: the batch entry.
+        rows: by gradient, `(rows of the owner, key heads, dim)`.
+    """
+
+    rank: int | None
+    owner: int
+    batch: int
+    rows: dict[TensorName, Array]
+
+
+class Move(NamedTuple):
+    """Where a load arrives."""
+
+    load: Load
+    rank: int
+    batch: int
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether that is not where it belongs."""
+        return (self.rank, self.batch) != (self.load.owner, self.load.batch)
+
+    def __str__(self) -> str:
+        what = "that" if self.load.rank is None else f"what the queries of rank {self.load.rank} add to that"
+        of = to = ""
+        if self.batch != self.load.batch:
+            of, to = f" in batch entry {self.load.batch}", f" in batch entry {self.batch}"
+        there = f"at rank {self.rank}" if self.rank != self.load.owner else "there"
+        return f"{what} of rank {self.load.owner}{of} arrives {there}{to}"
+
+
+def _loads(names: Sequence[TensorName], terms: Terms, *, whole: bool) -> list[Load]:
+    found: dict[tuple[int | None, int, int], dict[TensorName, Array]] = {}
+    for name in names:
+        for one, batch in itertools.product(pieces(terms, name), range(terms.scene.problem.batch)):
+            held = terms.scene.shards[1][one.owner]
+            nothing = {name: 0 * getattr(terms.scene.truth, name)[batch, held] for name in names}
+            here = found.setdefault((None if whole else one.rank, one.owner, batch), nothing)
+            here[name] = here[name] + one.rows[batch]
+    least = {name: getattr(terms.scene.allowed, name).max(initial=0.0) for name in names}
+    large = (key for key, rows in found.items() if any((np.abs(rows[name]) > least[name]).any() for name in names))
+    return [Load(*key, found[key]) for key in large]
+
+
+def _moves(names: Sequence[TensorName], whole: bool, terms: Terms) -> list[Move] | None:
+    """Return where each load arrives, if it is seen; `None` if what was seen is not made of them, each once."""
+
+    def joined(rows: dict[TensorName, Array], count: int) -> Array:
+        return np.concatenate(
+            [_placed(rows[name], count).reshape(count, math.prod(rows[name].shape[1:])) for name in names], axis=1
+        )
+
+    scene, moves, loads = terms.scene, list[Move](), _loads(names, terms, whole=whole)
+    for rank, batch in itertools.product(range(scene.size), range(scene.problem.batch)):
+        count = len(scene.shards[1][rank])
+        seen, limit = ({name: of(name, rank)[batch] for name in names} for of in (scene.seen, scene.limit))
+        numbers = chosen([joined(one.rows, count) for one in loads], joined(seen, count), joined(limit, count))
+        if numbers is None:
+            return None
+        moves += [Move(loads[number], rank, batch) for number in numbers]
+    arrived = {id(one.load) for one in moves}
+    room = all(map(len, scene.shards[1]))  # what arrives at a rank that holds no keys is not seen
+    return moves if len(arrived) == len(moves) and (len(moves) == len(loads) or not room) else None
+
+
+def _placed(rows: Array, count: int) -> Array:
+    """Return rows place by place, as far as there are places."""
+    found = np.zeros((count, *rows.shape[1:]))
+    found[: len(rows)] = rows[:count]
+    return found
+
+
+def _arrived(names: Sequence[TensorName], whole: bool, terms: Terms) -> Gradients:
+    if (moves := _moves(names, whole, terms)) is None:
+        return {}
+    changes: Gradients = {name: -getattr(terms.scene.truth, name) for name in names}
+    for one, name in itertools.product(moves, names):
+        held = terms.scene.shards[1][one.rank]
+        changes[name][one.batch, held] += _placed(one.load.rows[name], len(held))
+    return changes
+
+
+def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
+    """Yield what explains the gradients of cases whose out and lse are right.
+
+    Args:
+        scenes: cases, those that fail first.
+    """
+    terms = fitted(scenes, most=READ)
+    if not terms or any(one.scene.replicated for one in terms) or all(one.scene.size == 1 for one in terms):
+        return
+    wrong = set(itertools.chain.from_iterable(wrong_tensors(one.scene) for one in terms))
+    names = tuple(name for name in QKV_GRADIENTS if name in wrong)
+    for says, factor in COUNTED.items():
+        change = functools.partial(_changed, names, factor)
+        if (example := _first_that_fits(terms, change)) is not None:
+            parts = ((name, _counted_otherwise(name, factor, example)) for name in names)
+            here = next(_example(name, found) for name, found in parts if found)
+            yield read_off(f"a part of {' and '.join(names)} {says}: on {example.scene.size} ranks, {here}", change)
+    if names and set(names) <= {"dk", "dv"}:
+        for whole in (True, False):
+            change = functools.partial(_arrived, names, whole)
+            if (example := _first_that_fits(terms, change)) is not None:
+                moves = _moves(names, whole, example) or []
+                part = "" if whole else "a part of "
+                arrives = "arrives" if len(names) == 1 or not whole else "arrive"
+                how = _in_order(moves, example) or next(str(one) for one in moves if one.elsewhere)
+                yield read_off(
+                    f"{part}{' and '.join(names)} {arrives} elsewhere: on {example.scene.size} ranks, {how}", change
+                )
+
+
+def _in_order(moves: Sequence[Move], terms: Terms) -> str | None:
+    """Return in which order ranks and batch entries are read instead of that in which they lie, if that is it."""
+    ranks, entries = terms.scene.size, terms.scene.problem.batch
+
+    if entries == 1:
+        return None
+    if all((one.rank, one.batch) == divmod(one.load.batch * ranks + one.load.owner, entries) for one in moves):
+        return "what lies by batch entry and rank is taken by rank and batch entry"
+    if all((one.batch, one.rank) == divmod(one.load.owner * entries + one.load.batch, ranks) for one in moves):
+        return "what lies by rank and batch entry is taken by batch entry and rank"
+    return None
+
+
+def _first_that_fits(terms: Sequence[Terms], change: Callable[[Terms], Gradients]) -> Terms | None:
+    """Return the smallest case that a change fits, if it fits all that tell and these are enough."""
+    found = []
+    for one in terms:
+        try:
+            if not fits(one, change(one)):
+                return None
+        except TooFew:
+            continue
+        found.append(one)
+    return found[-1] if len(found) >= min(ENOUGH, len(terms)) else None
+
+
+def read_off(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
+    """Return the hypothesis that a change explains all cases that tell."""
+    plain = measured(text, change)
+    assert plain.judge is not None
+    judge = plain.judge
+
+    def judged(scene: Scene) -> float | None:
+        try:
+            return judge(scene)
+        except TooFew:
+            return 0.0
+
+    return dataclasses.replace(plain, judge=judged)
