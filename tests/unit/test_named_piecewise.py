@@ -1,0 +1,258 @@
+"""Gradients of which pieces are lost, changed or misdirected, and of other heads: told without a rule for which."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from mechanisms import case_of, explaining, seen, where
+
+from ringverify.diagnosis.gradients import adding, other_heads, piecewise
+from ringverify.diagnosis.gradients.piecewise import TooFew, chosen
+from ringverify.diagnosis.masks.made import MADE
+from ringverify.diagnosis.reading import Rule, hypothesis_of
+from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, ring_of
+from ringverify.implementation import Capabilities, Implementation
+
+
+def irregular(here, owner):
+    """Some pairs of ranks that no rule is known for."""
+    return (3 * here.rank + owner * owner + here.rank * owner) % 5 in (1, 4)
+
+
+EXAMPLE = (
+    "on 3 ranks, what the queries of rank 2 add to that of rank 0 and what the queries of rank 0 add to that of rank "
+    "1, and more"
+)
+COUNTED = {
+    "a part of dv is lost": lambda here, there: (1, 0 if there else 1),
+    "a part of dv is added twice": lambda here, there: (1, 2 if there else 1),
+    "a part of dk lacks the scale": lambda here, there: (1 / here.problem.scale_value if there else 1, 1),
+}
+
+
+@pytest.mark.parametrize("words", COUNTED)
+def test_pieces_of_gradients_that_count_otherwise_are_told(words):
+    """Which these are differs from case to case, and nothing is said of it."""
+    cases = [case_of(size=size, query_length=3 * size, head_dim=5) for size in (5, 4, 3)]
+    steps = replace(STEPS, times_in_part=lambda here, hop, owner: COUNTED[words](here, irregular(here, owner)))
+    scenes, _ = seen(Implementation(ring_of(steps), "in part", EVERYTHING), cases, gradients=True)
+    assert explaining(piecewise.hypotheses(scenes), scenes) == [f"{words}: {EXAMPLE}"]
+
+
+class Gathered(torch.autograd.Function):
+    """Attention with all keys and values of ranks that hold as many each, whose gradients are summed and cut."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call, wrongly):
+        """Right."""
+        k, v = (torch.cat(gathered(x, call), dim=1) for x in (k, v))
+        group = call.problem.group_size
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(group, dim=2))
+        lse = s.logsumexp(-1)
+        out = torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v.repeat_interleave(group, dim=2))
+        ctx.save_for_backward(q, k, v, s, lse, out)
+        ctx.call, ctx.wrongly = call, wrongly
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With what is wrong: the rows that come back, or the lse that is taken."""
+        q, k, v, s, lse, out = ctx.saved_tensors
+        call, group = ctx.call, ctx.call.problem.group_size
+        p = (s - ctx.wrongly.get("lse", lambda lse: lse)(lse)[..., None]).exp()
+        dp = torch.einsum("bqhd,bkhd->bhqk", dout, v.repeat_interleave(group, dim=2))
+        ds = p * (dp - (dout * out).sum(-1).transpose(1, 2)[..., None]) * call.scale
+        dq = torch.einsum("bhqk,bkhd->bqhd", ds, k.repeat_interleave(group, dim=2))
+        dk, dv = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)
+        both = [x.unflatten(2, (-1, group)).sum(3).contiguous() for x in (dk, dv)]
+        for x in both:
+            dist.all_reduce(x, group=call.group)
+        cut = ctx.wrongly.get("cut", lambda x, size: x.unflatten(1, (size, -1)).transpose(0, 1))
+        dk, dv = (cut(x, call.world_size)[call.rank] for x in both)
+        return dq, dk, dv, None, None
+
+
+def gathered(x, call):
+    """What all ranks have, by rank."""
+    dist.all_gather(every := [torch.empty_like(x) for _ in range(call.world_size)], x.contiguous(), group=call.group)
+    return every
+
+
+def gathering(**wrongly):
+    """The implementation that is wrong so."""
+    declared = Capabilities(causal="never", gqa=True, value_dim=True)
+    return Implementation(lambda q, k, v, call: Gathered.apply(q, k, v, call, wrongly), "gathered", declared)
+
+
+def by_batch_entry(x, size):
+    """Batch entries and ranks are not exchanged before the whole is cut."""
+    rows = x.unflatten(1, (size, -1)).flatten(0, 1)
+    return rows.unflatten(0, (size, -1))
+
+
+ELSEWHERE = {
+    "dk and dv arrive elsewhere: on 2 ranks, what lies by batch entry and rank is taken by rank and batch entry": (
+        by_batch_entry, [case_of(size=size, batch=2, head_dim=6) for size in (3, 2)]
+    ),
+    "dk and dv arrive elsewhere: on 3 ranks, that of rank 2 arrives at rank 0": (
+        lambda x, size: x.unflatten(1, (size, -1)).transpose(0, 1)[[2, 0, 1, *range(3, size)]],
+        [case_of(size=size, head_dim=6) for size in (4, 3)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ELSEWHERE)
+def test_gradients_that_arrive_elsewhere_are_told(words):
+    """On other ranks, or in other batch entries."""
+    cut, cases = ELSEWHERE[words]
+    scenes, _ = seen(gathering(cut=cut), cases, gradients=True)
+    assert explaining(piecewise.hypotheses(scenes), scenes)[0] == words
+
+
+LSE = {
+    "the backward takes lse of other heads: those of key head k take those of key head k mod 2": (
+        lambda lse: lse[:, torch.arange(lse.size(1)) // 2 % 2 * 2 + torch.arange(lse.size(1)) % 2],
+        [case_of(heads=heads, key_heads=heads // 2, size=2) for heads in (6, 8)],
+    ),
+    "the backward takes lse of other heads: of 4 query heads, head 0 takes that of head 1": (
+        lambda lse: lse[:, [1, 1, 0, 2, *range(4, lse.size(1))]],
+        [case_of(heads=heads, size=2) for heads in (5, 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("words", LSE)
+def test_an_lse_of_other_heads_is_told(words):
+    """By a rule, if there is one for all cases."""
+    wrong, cases = LSE[words]
+    scenes, _ = seen(gathering(lse=wrong), cases, gradients=True)
+    assert words in explaining(other_heads.hypotheses(scenes), scenes)
+
+
+def test_cotangents_of_other_heads_are_told():
+    """In dv alone; each key head is the sum of two."""
+    order = [0, 2, 1, 3]
+    steps = replace(STEPS, dv=lambda p, dout, *attended: STEPS.dv(p, dout[:, order], *attended))
+    scenes, _ = seen(
+        Implementation(ring_of(steps), "other heads", EVERYTHING),
+        [case_of(heads=4, key_heads=2, size=size) for size in (1, 2)], gradients=True
+    )  # fmt: skip
+    assert explaining(other_heads.hypotheses(scenes), scenes) == [
+        "dv is made with the cotangents of out of other heads: of 4 query heads, head 1 takes that of head 2"
+    ]
+
+
+def test_the_derivative_of_another_softcap_is_told():
+    """Of the scores before the cap."""
+    steps = replace(STEPS, cap_slope=lambda s, softcap: 1 - torch.atanh(s / softcap) ** 2)
+    scenes, _ = seen(
+        Implementation(ring_of(steps), "slope", EVERYTHING),
+        [case_of(softcap=2.0, size=size) for size in (1, 3)], gradients=True
+    )  # fmt: skip
+    words = "the derivative of the softcap is taken to be 1 - (score / softcap)² of scores before the cap"
+    assert words in explaining(adding.hypotheses(scenes), scenes)
+
+
+def test_too_few_numbers_are_no_answer():
+    """Of two equal columns nothing tells which it is; of few, every choice is tried."""
+    columns = [np.array([float(n)]) for n in range(1, 30)]
+    assert chosen(columns[:4], np.array([7.0]), 0.0) == (2, 3)
+    assert chosen(columns[:4], np.array([0.5]), 0.0) is None
+    assert chosen(columns, np.array([0.0]), 0.0) == ()
+    with pytest.raises(TooFew):
+        chosen(columns, np.array([7.0]), 0.0)
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+def rule(words):
+    """What the words say of a mask, as a hypothesis about the forward and the backward."""
+    (made,) = (made for made in MADE if made.text == words)
+    return hypothesis_of(Rule(made, ()), "always")
+
+
+def ends(i, j):
+    """The first key and the last query of a block."""
+    return j[0, 0], i[-1, 0]
+
+
+def bare_if_it_begins_within(here, owner, i, j):
+    """A block counts as a whole if its first key is within the mask of the last query."""
+    left, right = here.problem.window
+    key, query = ends(i, j)
+    whole = query - left <= key <= query + right
+    return (j >= i - left) & (j <= i + right) | whole
+
+
+def test_a_block_that_is_taken_whole_is_told():
+    """By one pair of its ends."""
+
+    def pattern(steps, here, hop, owner):
+        i, j = here.call.positions[:, None], here.shards[owner][None]
+        shape = here.problem.batch, here.problem.heads, len(i), j.size(1)
+        return bare_if_it_begins_within(here, owner, i, j).long().expand(shape)
+
+    cases = [case_of(size=size, window=(5, 1), query_length=n) for size, n in ((2, 12), (3, 12), (2, 9))]
+    attend = Implementation(ring_of(replace(STEPS, pattern=pattern)), "whole", EVERYTHING)
+    scenes, _ = seen(attend, cases, gradients=True)
+    words = "a block has no window if its first key is within that of the rank's last query"
+    assert explaining([rule(words)], scenes)
+
+
+def test_partial_results_that_are_merged_once_more_in_each_round_are_told():
+    """Of four ranks, two are an inner ring."""
+
+    def pattern(steps, here, hop, owner):
+        return multiplicity(STEPS, here, hop, owner) * (1 + (here.rank // 2 == owner // 2))
+
+    scenes, _ = seen(
+        Implementation(ring_of(replace(STEPS, pattern=pattern)), "again", EVERYTHING), [case_of(size=4)], gradients=True
+    )
+    words = (
+        "what was merged in earlier rounds of inner rings, of as many ranks as the smallest divisor of their number is "
+        "merged again with each later one"
+    )
+    assert explaining([rule(words)], scenes)
+
+
+def test_padding_of_short_shards_that_is_attended_is_told():
+    """As keys of 0 at position -1: under a window, the first queries see them alone."""
+
+    def attend(q, k, v, call):
+        longest = -(-call.problem.nk // call.world_size)
+        short = longest - k.size(1)
+        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, short)) for x in (k, v))
+        at = torch.nn.functional.pad(call.key_positions, (0, short), value=-1)
+        k, v, at = (torch.cat(gathered(x, call), dim=0 if x.ndim == 1 else 1) for x in (k, v, at))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        left, right = call.window
+        i = call.positions[:, None]
+        hidden = (at < i - left) | (at > i + right)
+        return torch.einsum("bhqk,bkhd->bqhd", s.masked_fill(hidden, -math.inf).softmax(-1), v)
+
+    declared = Capabilities(causal="never", window=True, uneven=True, gradients=False)
+    cases = [case_of(size=size, window=(3, 2), query_length=11) for size in (2, 3)]
+    scenes, _ = seen(Implementation(attend, "padded", declared), cases, gradients=False)
+    at_minus_one, everywhere = (
+        rule(f"shards are padded to the longest, and the padding counts as keys of 0{where}")
+        for where in (" at position -1", "")
+    )
+    assert explaining([at_minus_one, everywhere], scenes) == [at_minus_one.sentence()]
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_the_last_key_of_a_tile_that_is_left_out_is_told(size):
+    """The end of the causal mask of its last query is taken for one past it."""
+    steps = where(lambda here, owner, i, j: j < ((i // 4 + 1) * 4).clamp(max=here.problem.nq) - 1)
+    scenes, _ = seen(
+        Implementation(ring_of(steps), "tile", EVERYTHING), [case_of(causal=True, size=size)], gradients=True
+    )
+    words = (
+        "a tile of 4 queries, cut from position 0 on, attends no key at the end of the causal mask of its last query, "
+        "which is taken for one past it"
+    )
+    assert explaining([rule(words)], scenes)
