@@ -28,6 +28,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.events import Hint, Needed
 from ringverify.properties.adversity import HAZARDS
+from ringverify.properties.buffers import INPUTS_UNTOUCHED
 from ringverify.properties.property import Property, Violation
 from ringverify.properties.uninitialised import UNINITIALISED
 
@@ -35,7 +36,7 @@ UNWRITTEN = "memory of torch.empty is used before it is written: the result is w
 """The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
 
 TELLING: dict[str, tuple[tuple[str, str], ...]] = {
-    "value": (("hazard", "receive_read"), ("hazard", "receive_changed")),
+    "value": (("hazard", "receive_read"), ("hazard", "receive_changed"), ("hazard", "overlap")),
     "raised": (("hazard", "mismatch"),),
     "deadlock": (("hazard", "wrong_group"),),
 }
@@ -171,10 +172,19 @@ class Account:
         if beside is not None and beside.violation is not None and beside.violation.reason in TELLING[violation.kind]:
             cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
             return cause if violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
+        if violation.kind == "value":
+            return self._of_changed_input()
         if violation.failure is None or violation.kind != "deadlock":
             return None
         requires = () if needs is None else needs.told().requires
         return of_deadlock(self._case, there.capabilities, violation.failure, requires)
+
+    def _of_changed_input(self) -> str | None:
+        """Return that an input is changed in place, if it is: the backward, or another rank, reads what it is then."""
+        seen = judged_if_possible(INPUTS_UNTOUCHED, self._case, self._runner)
+        if seen is None or seen.violation is None or seen.violation.kind != "changed":
+            return None
+        return f"{seen.violation.cause or 'an input is changed in place'}: {seen.violation.summary}"
 
     # -- what would pass -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ringref.pattern import multiplicity
 from ringverify.cases.case import GROUPS, Case
 from ringverify.cases.running import shards
 from ringverify.diagnosis.when.needs import Needs
@@ -41,6 +42,14 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
                 f"rank {ring[empty[0]]}, which {holds}, returns early and takes no part in the exchange: "
                 f"rank {rank} waits for {what}"
             )
+    m, queries = multiplicity(case.problem), held[0]
+    blind = [rank for rank in (*gone, *waiting) if len(queries[rank]) and not m[:, :, queries[rank]].any()]
+    if waiting and blind and set(blind) <= set(gone):
+        rank, what = failure.waits[0]
+        return (
+            f"rank {ring[blind[0]]}, whose queries attend no key, returns early and takes no part in the exchange: "
+            f"rank {rank} waits for {what}"
+        )
     if for_nothing:
         rank, what = failure.waits[0]
         return f"a message without elements is received, and not sent: rank {rank} waits for {what}"

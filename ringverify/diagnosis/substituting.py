@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringref.attention import Intermediates, attention
+from ringref.attention import Intermediates, attention, per_query_head
 from ringref.problem import Problem
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
 from ringverify.diagnosis.pairs import Ints
@@ -163,7 +163,50 @@ def _judge_unshifted(with_sinks: bool) -> Callable[[Scene], float | None]:
     return judge
 
 
+PARTIAL: dict[str, tuple[bool, bool]] = {
+    "the sums of exponentials": (True, False),
+    "the weighted values": (False, True),
+    "the sums of exponentials and the weighted values": (True, True),
+}
+"""What of each rank's partial softmax may be added up as it is, with the rank's own maximum: sums, values."""
+
+
+def _judge_unscaled(sums: bool, values: bool) -> Callable[[Scene], float | None]:
+    """Return the judge of partial results of ranks that are added up without being rescaled to the common maximum."""
+
+    def judge(scene: Scene) -> float | None:
+        p, x, inner = scene.problem, finite(scene.inputs), _inner(scene)
+        if any(name not in ("out", "lse") for name in scene.tensors):
+            return None
+        scores = np.where(inner.m > 0, inner.scores, -np.inf)
+        top = scores.max(axis=-1, initial=-np.inf)
+        safe = np.where(np.isfinite(top), top, 0.0)
+        total, weighted = np.zeros(top.shape), np.zeros((*top.shape, p.dv))
+        v = per_query_head(x.v, p.group_size)
+        for held in scene.shards[1]:
+            own = scores[..., held].max(axis=-1, initial=-np.inf)
+            own = np.where(np.isfinite(own), own, safe)
+            each = inner.m[..., held] * np.exp(scores[..., held] - own[..., None])
+            back = np.exp(own - safe)
+            total += each.sum(axis=-1) * (np.ones_like(back) if sums else back)
+            weighted += (each @ v[:, :, held]) * (np.ones_like(back) if values else back)[..., None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            out = np.where(total[..., None] > 0, weighted / total[..., None], 0.0).swapaxes(1, 2)
+            lse = np.where(total > 0, safe + np.log(total), -np.inf)
+        return agree_but_for(scene, {"out": out, "lse": lse})
+
+    return judge
+
+
 SUBSTITUTED: list[Hypothesis] = [
+    *(
+        Hypothesis(
+            f"{what} of the ranks' partial results are added up without being rescaled to the common maximum",
+            STEPS,
+            judge=_judge_unscaled(*which),
+        )
+        for what, which in PARTIAL.items()
+    ),
     *(Hypothesis(f"each head takes the sink {text}", STEPS, judge=_judge_sinks(of)) for text, of in SINKS_OF.items()),
     *(Hypothesis(text, STEPS, judge=_judge_sinks_as(change)) for text, change in SINKS_AS.items()),
     *(

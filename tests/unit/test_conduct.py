@@ -22,11 +22,13 @@ from ringverify.check.hunting import hunt
 from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Counterexample
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
+from ringverify.diagnosis.when.conditions import conditions, features
 from ringverify.events import Needed
 from ringverify.faults.ring import STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
+from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.incremental import INCREMENTAL
 from ringverify.properties.property import Violation
 from ringverify.properties.subgroups import SUBGROUPS
@@ -208,6 +210,52 @@ def test_a_buffer_that_is_written_to_before_it_arrives_is_the_cause_of_wrong_val
     found = shown(FORWARD, attend)
     assert found.violation.kind == "value"
     assert found.diagnosis.text.startswith("a buffer is written to while a receive into it is in flight: rank ")
+
+
+def test_two_messages_into_one_buffer_are_the_cause_of_wrong_values():
+    """What arrives last is there twice."""
+
+    def attend(q, k, v, call):
+        both, size = torch.stack((k, v)), call.world_size
+        buffer, blocks, works = torch.empty_like(both), [both], []
+        for rank in range(size):
+            if rank != call.rank:
+                works.append(dist.irecv(buffer, group=call.group, group_src=rank))
+                works.append(dist.isend(both, group=call.group, group_dst=rank))
+                blocks.append(buffer)
+        for work in works:
+            work.wait()
+        k, v = torch.cat(blocks, dim=2)
+        return torch.einsum("bhqk,bkhd->bqhd", (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1), v)
+
+    found = shown(FORWARD, attend, dataclasses.replace(PLAIN, causal="never", window=False, gradients=False))
+    assert found.diagnosis.text.startswith("a buffer is received into while a receive into it is in flight: rank ")
+
+
+def test_an_input_that_is_changed_in_place_is_the_cause_of_wrong_gradients():
+    """The backward reads what the forward has made of it."""
+
+    def attend(q, k, v, call):
+        out = plain(q, k, v, call)
+        q.data.mul_(3)
+        return out
+
+    found = shown(PROPERTIES["gradients"], attend, dataclasses.replace(PLAIN, gradients=True))
+    assert found.violation.kind == "value"
+    assert found.diagnosis.text == "q is multiplied by 3 in place: rank 0 changed its input q during forward"
+
+
+def test_a_rank_whose_queries_attend_nothing_and_that_returns_early_is_named():
+    """It holds keys that others attend."""
+    case = Case(problem=Problem(query_length=4, key_length=2, causal=True), world_size=2)
+    failure = Failure("deadlock", None, "", "", waits=((1, "a receive from rank 0, tag 0"),), returned=(0,))
+    told = of_deadlock(case, dataclasses.replace(PLAIN, cross_lengths=True), failure, ())
+    assert told.startswith("rank 0, whose queries attend no key, returns early")
+    condition = next(
+        one for one in conditions([features(case, PLAIN)], PLAIN) if "whose queries attend no key" in one.text
+    )
+    assert condition.meets(features(case, PLAIN))
+    assert not condition.meets(features(case.replace(query_length=2), PLAIN))
 
 
 def test_a_rank_that_returns_early_is_named_with_what_it_lacks():

@@ -9,10 +9,12 @@ import torch
 import torch.distributed as dist
 from mechanisms import case_of, explaining, seen, where
 
-from ringverify.diagnosis.gradients import adding, other_heads, piecewise
+from ringverify.diagnosis.gradients import adding, other_heads, piecewise, sinks
 from ringverify.diagnosis.gradients.piecewise import TooFew, chosen
 from ringverify.diagnosis.masks.made import MADE
 from ringverify.diagnosis.reading import Rule, hypothesis_of
+from ringverify.diagnosis.substituting import SUBSTITUTED
+from ringverify.diagnosis.when.scores import conditions_on_scores, of_scores
 from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
@@ -256,3 +258,114 @@ def test_the_last_key_of_a_tile_that_is_left_out_is_told(size):
         "which is taken for one past it"
     )
     assert explaining([rule(words)], scenes)
+
+
+@pytest.mark.parametrize("words", ["max(keys - queries, 0)", "|keys - queries|"])
+def test_cross_lengths_that_are_aligned_otherwise_are_told(words):
+    """More queries than keys, of which the first attend nothing."""
+    by = {"max(keys - queries, 0)": lambda n: max(n, 0), "|keys - queries|": abs}[words]
+
+    def pattern(steps, here, hop, owner):
+        p = here.problem
+        m = here.shards[owner][None] <= here.call.positions[:, None] + by(p.diagonal)
+        return m.long().expand(p.batch, p.heads, *m.shape)
+
+    cases = [case_of(causal=True, size=size, query_length=9, key_length=5) for size in (1, 3)]
+    attend = Implementation(ring_of(replace(STEPS, pattern=pattern)), "aligned", EVERYTHING)
+    scenes, _ = seen(attend, cases, gradients=True)
+    assert explaining(
+        [rule(f"the causal mask is made with cross lengths aligned by {words} instead of keys - queries")], scenes
+    )
+
+
+def test_a_block_that_is_cut_to_the_rows_of_another_rank_is_told():
+    """Nothing takes the place of what a shorter block lacks."""
+    steps = where(lambda here, owner, i, j: torch.arange(j.size(1)) < len(i))
+    cases = [case_of(size=size, query_length=11) for size in (2, 3)]
+    scenes, _ = seen(Implementation(ring_of(steps), "cut", EVERYTHING), cases, gradients=True)
+    words = "a block is cut to as many keys as the rank's own shard holds: the last ones of a longer block are left out"
+    assert explaining([rule(words)], scenes)
+
+
+def test_a_block_of_the_document_of_the_first_query_that_is_skipped_is_told():
+    """The last key of an earlier block is in the document of the rank's first query."""
+
+    def keeps(here, owner, i, j):
+        bounds = torch.tensor(here.problem.documents)
+        of_key, of_query = (torch.bucketize(x, bounds, right=True) for x in (j[0, -1], i[0, 0]))
+        return owner == here.rank or of_key > of_query
+
+    cases = [case_of(size=size, query_length=12, documents=(0, 5, 12)) for size in (2, 3)]
+    scenes, _ = seen(Implementation(ring_of(where(keeps)), "skipped", EVERYTHING), cases, gradients=True)
+    words = (
+        "a block is skipped if its last key lies in the document of the rank's first query, or in an earlier one, but "
+        "never a rank's own"
+    )
+    assert explaining([rule(words)], scenes)
+
+
+def combined(q, k, v, call):
+    """The parts of all ranks with the common maximum; the sums keep those of the ranks."""
+    top, total, weighted = [], [], []
+    for k_r, v_r in zip(gathered(k, call), gathered(v, call), strict=True):
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k_r)
+        top.append(s.amax(-1))
+        w = (s - top[-1][..., None]).exp()
+        total.append(w.sum(-1))
+        weighted.append(torch.einsum("bhqk,bkhd->bhqd", w, v_r))
+    top = torch.stack(top)
+    back = (top - top.amax(0)).exp()
+    out = (back[..., None] * torch.stack(weighted)).sum(0) / sum(total)[..., None]
+    return out.transpose(1, 2), top.amax(0) + sum(total).log()
+
+
+def test_sums_that_are_not_rescaled_to_the_common_maximum_are_told():
+    """Of the weighted values it is done."""
+    declared = Capabilities(causal="never", lse=True, gradients=False)
+    scenes, _ = seen(Implementation(combined, "tree", declared), [case_of(size=s) for s in (2, 3)], gradients=False)
+    assert explaining(SUBSTITUTED, scenes) == [
+        "the sums of exponentials of the ranks' partial results are added up without being rescaled to the common "
+        "maximum"
+    ]
+    case = scenes[0].case
+    (unlike,) = (one for one in conditions_on_scores([]) if one.text.startswith("a query whose largest scores"))
+    assert unlike.meets(of_scores(case, declared))
+    assert not unlike.meets(of_scores(case.replace(values="zero_queries"), declared))
+
+
+class LastTile(torch.autograd.Function):
+    """Sinks that give the right out, and the gradient that a rank's last tile of 4 queries adds."""
+
+    @staticmethod
+    def forward(ctx, sinks, out, lse, whole):
+        """Right."""
+        ctx.save_for_backward(sinks, out, lse)
+        return whole.clone()
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With `=` where `+=` should be."""
+        sinks, out, lse = ctx.saved_tensors
+        each = -(sinks[:, None] - lse).exp() * (dout * out).sum(-1).transpose(1, 2)
+        last = each[..., (each.size(2) - 1) // 4 * 4 :]
+        return last.sum((0, 2)), None, None, dout
+
+
+def last_tile(q, k, v, call):
+    """Attention of one rank."""
+    s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    sinks = call.sinks.detach()
+    lse = torch.logaddexp(s.logsumexp(-1), sinks[:, None])
+    out = torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v)
+    return LastTile.apply(call.sinks, out.detach(), lse.detach(), out)
+
+
+def test_a_gradient_of_sinks_of_the_last_tile_alone_is_told():
+    """And so is that it takes more queries than a tile."""
+    declared = Capabilities(causal="never", sinks=True, world_sizes=(1,))
+    cases = [case_of(size=1, sinks=True, query_length=n, seed=n) for n in (6, 7, 9, 12)]
+    scenes, _ = seen(Implementation(last_tile, "tiles", declared), cases, gradients=True)
+    assert sinks.cause(scenes) == (
+        "the gradient of sinks is that of the last tile of 4 queries of each rank alone, as if it were not added up "
+        "over tiles"
+    )

@@ -6,6 +6,7 @@ batch elements, or given to other heads. All that may be put together is tried, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,6 +17,7 @@ from ringverify.cases.comparing import sinks_in_parts, worst
 from ringverify.diagnosis.hypothesis import relative_rounding
 from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.scene import Array, Scene
+from ringverify.faults.merging import TILES
 
 Way = tuple[str, str, str, str]
 """Of what terms, of which queries, of which of the batch, and for which heads."""
@@ -41,6 +43,22 @@ TERMS: dict[str, Term] = {
     ),
     "has dout·out of an out that the sink has not joined": lambda w, share, dlse, delta: w * (dlse - delta / share),
 }
+
+
+def _own(scene: Scene, rank: int) -> Ints:
+    return np.asarray(scene.shards[0][rank])
+
+
+def _all(scene: Scene) -> Ints:
+    return np.arange(scene.problem.nq)
+
+
+def _of_tile(tile: int, last: bool, scene: Scene, rank: int) -> Ints:
+    """Return the queries of a rank's last tile, or of its first."""
+    rows = _own(scene, rank)
+    return rows[(len(rows) - 1) // tile * tile :] if last and len(rows) else rows[:tile]
+
+
 QUERIES: dict[str, Callable[[Scene, int], Ints]] = {
     "": lambda scene, rank: _own(scene, rank) if sinks_in_parts(scene.case, scene.capabilities) else _all(scene),
     "is that of all queries on every rank": lambda scene, rank: _all(scene),
@@ -48,6 +66,13 @@ QUERIES: dict[str, Callable[[Scene, int], Ints]] = {
     "is that of the queries of rank 0": lambda scene, rank: _own(scene, 0),
     "is that of the queries of the rank before": lambda scene, rank: _own(scene, rank - 1),
     "is that of the queries of the rank after": lambda scene, rank: _own(scene, (rank + 1) % scene.size),
+}
+QUERIES |= {
+    f"is that of the {which} {tile} queries of each rank alone, as if it were not added up over tiles": (
+        functools.partial(_of_tile, tile, which == "last tile of")
+    )
+    for tile in TILES
+    for which in ("first tile of", "last tile of")
 }
 BATCH: dict[str, Callable[[Array], Array]] = {
     "": lambda x: x.sum(axis=0),
@@ -65,14 +90,6 @@ HEADS: dict[str, Callable[[Scene, Array], Array]] = {
     "is divided by the number of ranks": lambda scene, x: x / scene.size,
     "is 0": lambda scene, x: 0 * x,
 }
-
-
-def _own(scene: Scene, rank: int) -> Ints:
-    return np.asarray(scene.shards[0][rank])
-
-
-def _all(scene: Scene) -> Ints:
-    return np.arange(scene.problem.nq)
 
 
 def wrong(scene: Scene) -> bool:

@@ -40,6 +40,11 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
             0.75,
             functools.partial(_filled_up_to, count),
         )
+        yield Otherwise(
+            f"a block is cut to as many keys as {whose} holds: the last ones of a longer block are left out",
+            functools.partial(_cut_to, count),
+            0.5,
+        )
     for up in (False, True):
         says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
         yield Otherwise(says, functools.partial(_share_of_lengths, up), 0.75)

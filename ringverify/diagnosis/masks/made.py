@@ -27,6 +27,7 @@ from ringverify.diagnosis.masks.documents import (
 from ringverify.diagnosis.masks.lengths import ways_to_take_lengths
 from ringverify.diagnosis.masks.merges import ways_to_merge
 from ringverify.diagnosis.masks.positions import (
+    ALIGNED,
     HELD,
     OWNERS,
     POSITIONS,
@@ -38,6 +39,7 @@ from ringverify.diagnosis.masks.positions import (
     of_full_pages,
     of_world,
     queries_at,
+    shifted,
 )
 from ringverify.diagnosis.masks.skips import skipped, ways_to_leave_unmasked, ways_to_skip
 from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_pad, ways_to_split
@@ -195,6 +197,9 @@ def _made() -> Iterator[Otherwise]:
         for text, held in HELD.items():
             says = f"{what} with cross lengths aligned by the numbers of queries and keys {text} instead of all"
             yield Otherwise(says, _at(functools.partial(aligned, held), None, scope), cost)
+        for text, difference in ALIGNED.items():
+            says = f"{what} with cross lengths aligned by {text} instead of keys - queries"
+            yield Otherwise(says, _at(functools.partial(shifted, difference), None, scope), cost - 0.5)
         yield Otherwise(
             f"{what} within each shard, at positions counted from its beginning",
             functools.partial(_within, scope),

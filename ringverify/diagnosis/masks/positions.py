@@ -173,6 +173,20 @@ def aligned(held: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
     return pairs.queries.p - pairs.problem.diagonal + held(pairs) - pairs.queries.count
 
 
+ALIGNED: dict[str, Callable[[int], int]] = {
+    "max(keys - queries, 0)": lambda diagonal: max(diagonal, 0),
+    "min(keys - queries, 0)": lambda diagonal: min(diagonal, 0),
+    "|keys - queries|": abs,
+}
+"""What may stand for the difference of cross lengths."""
+
+
+def shifted(by: Callable[[int], int], pairs: Pairs) -> Ints:
+    """Positions of queries that are aligned by something else than the difference of lengths."""
+    diagonal = pairs.problem.diagonal
+    return pairs.queries.p + by(diagonal) - diagonal
+
+
 def queries_at(at: Callable[[Pairs, OneSide], Rows], pairs: Pairs) -> Rows:
     """Return what is so of queries."""
     return at(pairs, pairs.queries)

@@ -77,13 +77,18 @@ def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask |
     return found
 
 
-def _of_document_beyond(key: str, query: str, later: bool, pairs: Pairs, at: Ends) -> Mask | None:
-    """Whether a key's document comes before a query's, or after it; what lies in none is before or after all."""
+def _of_document_beyond(
+    key: str, query: str, later: bool, pairs: Pairs, at: Ends, *, level: bool = False
+) -> Mask | None:
+    """Whether a key's document comes before a query's, or after it; what lies in none is before or after all.
+
+    If `level`, it may be the same too.
+    """
     if pairs.problem.documents is None:
         return None
     offsets = np.array(pairs.problem.documents)
     of_key, of_query = apart(offsets, at.keys[key]), apart(offsets, at.queries[query])
-    found: Mask = of_key > of_query if later else of_key < of_query
+    found: Mask = (of_key == of_query) & level | (of_key > of_query if later else of_key < of_query)
     return found
 
 
@@ -282,6 +287,9 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
                     f"a block is skipped if its {key} key lies in {order} document than the rank's {query} query",
                     functools.partial(_of_document_beyond, key, query, beyond),
                 )
+            else:
+                says = f"a block is skipped if its {key} key lies in the document of the rank's {query} query, or in"
+                yield f"{says} {order} one", functools.partial(_of_document_beyond, key, query, beyond, level=True)
     yield (
         "a block is skipped if its first key is the last in the window of the rank's last query",
         functools.partial(_after_window, "first", "last", True),

@@ -216,6 +216,13 @@ class Placed:
         lengths = np.array(self.p.key_lengths or (self.p.nk,))
         return bool((self.attended[lengths > 0] == 0).any())
 
+    def blind_owner(self) -> bool:
+        """Whether a rank's queries attend no key, if it has any, and its keys are attended."""
+        return any(
+            not self.pairs[:, :, queries].any() and bool(self.pairs[..., keys].any())
+            for queries, keys in zip(self.queries, self.keys, strict=True)
+        )
+
     def covered_by_some(self) -> bool:
         """Whether some branches of a dilation with shared heads cover a query, and others do not, in some head."""
         p = self.p
@@ -365,6 +372,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         f"ranks+length+{MASKED}", 1.47, lambda one: one.blind(-1)),
     "blind_at_first": ("a query without keys in the first block, hop by hop, of which its rank attends any",
         f"ranks+length+cross lengths+{MASKED}", 1.49, Placed.blind_at_first),
+    "blind_owner": ("a rank whose queries attend no key, and whose keys queries of another rank attend",
+        f"ranks+length+cross lengths+{MASKED}", 1.46, Placed.blind_owner),
     "hidden_first": ("a query from which a mask hides the first key", MASKED, 1.55,
         lambda one: one.p.nk > 0 and not one.pairs[..., 0].all()),
     "hidden_last": ("a query from which a mask hides the last key", MASKED, 1.55,

@@ -14,7 +14,7 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.diagnosis.when.conditions import Condition, Features, Placed, features
 from ringverify.implementation import Capabilities
 
-SCORED = ("lowest", "highest", "rising", "capped")
+SCORED = ("lowest", "highest", "rising", "unlike", "capped")
 """Names of the features of scores."""
 
 FAR_OFF = {"lowest": "a query whose scores are all far below 0", "highest": "a score far above 0"}
@@ -35,7 +35,7 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     p, x, placed = case.problem, make_inputs(case), Placed.of(case, capabilities)
     products = x.q.swapaxes(1, 2) @ per_query_head(x.k, p.group_size).swapaxes(2, 3)
     scores = np.nan_to_num(products) * p.scale_value
-    found: Features = {"rising": False}
+    found: Features = {"rising": False, "unlike": False}
     if p.softcap is not None:
         found["capped"] = float(np.abs(scores / p.softcap).max(initial=0.0, where=placed.pairs))
         scores = p.softcap * np.tanh(scores / p.softcap)
@@ -49,6 +49,9 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
         before = np.maximum.accumulate(by_hop, axis=-1)[..., :-1]
         if ((by_hop[..., 1:] > before) & np.isfinite(before)).any():
             found["rising"] = True
+    there = np.isfinite(blocks)
+    most, least = blocks.max(axis=-1, initial=-np.inf), np.where(there, blocks, np.inf).min(axis=-1, initial=np.inf)
+    found["unlike"] = bool((least < most).any())
     return found
 
 
@@ -66,6 +69,8 @@ def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
     """Yield the statements about scores that the cases at hand can tell apart."""
     text = "a query whose running maximum grows at a later hop"
     yield Condition(text, frozenset({"values", "length", "ranks"}), 1.45, ("rising",), lambda one: bool(one["rising"]))
+    text = "a query whose largest scores in the blocks of two ranks differ"
+    yield Condition(text, frozenset({"values", "length", "ranks"}), 1.4, ("unlike",), lambda one: bool(one["unlike"]))
     cases, about = list(seen), frozenset({"values"})
     for lowest in {float(one["lowest"]) for one in cases if float(one.get("lowest", 0)) <= -FAR}:
         text = f"a query whose scores are all below about −{_about(-lowest)}"
