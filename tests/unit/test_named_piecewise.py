@@ -89,6 +89,32 @@ def gathering(**wrongly):
     return Implementation(lambda q, k, v, call: Gathered.apply(q, k, v, call, wrongly), "gathered", declared)
 
 
+class Overwritten(Gathered):
+    """As `Gathered`, but for how gradients of several ranks are put together."""
+
+    @staticmethod
+    def backward(ctx, dout):
+        """The last rank that is not the owner has written over all others."""
+        q, k, v, s, lse, out = ctx.saved_tensors
+        call = ctx.call
+        p = (s - lse[..., None]).exp()
+        dp = torch.einsum("bqhd,bkhd->bhqk", dout, v)
+        ds = p * (dp - (dout * out).sum(-1).transpose(1, 2)[..., None]) * call.scale
+        last = (call.world_size - 1) - (call.rank == call.world_size - 1)
+        own = torch.cat([torch.einsum("bhqk,bqhd->bkhd", *x) for x in ((ds, q), (p, dout))], dim=-1)
+        own = gathered(own, call)[max(last, 0)].unflatten(1, (call.world_size, -1))[:, call.rank]
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), *own.split([q.size(-1), v.size(-1)], dim=-1), None, None
+
+
+def test_gradients_that_ranks_write_over_one_another_are_told():
+    """Each after the one before, the owner's own first."""
+    declared = Capabilities(causal="never")
+    attend = Implementation(lambda q, k, v, call: Overwritten.apply(q, k, v, call, {}), "over", declared)
+    scenes, _ = seen(attend, [case_of(size=size) for size in (4, 3, 2)], gradients=True)
+    words = "the dk and dv that come from each rank, one rank after the other, are written over those that were there"
+    assert words in explaining(adding.hypotheses(scenes), scenes)
+
+
 def by_batch_entry(x, size):
     """Batch entries and ranks are not exchanged before the whole is cut."""
     rows = x.unflatten(1, (size, -1)).flatten(0, 1)

@@ -253,8 +253,30 @@ def _before_softcap(terms: Terms) -> Array | None:
     return found
 
 
+Writers = Callable[[Pairs], tuple[Ints, Sequence[Ints]]]
+"""Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes."""
+
+
+def _tiles_of(tile: int, pairs: Pairs) -> tuple[Ints, Sequence[Ints]]:
+    return pairs.queries.p // tile, [np.arange(pairs.keys.total)]
+
+
+WRITERS: dict[str, Writers] = {
+    **{
+        f"of each tile of {tile} queries, cut from position 0 on, are written over those of the tile before": (
+            functools.partial(_tiles_of, tile)
+        )
+        for tile in TILES
+    },
+    "that come from each rank, one rank after the other, are written over those that were there": lambda pairs: (
+        np.where(pairs.hop == 0, 0, 1 + pairs.rank), pairs.keys.shards
+    ),
+    "of each hop are written over those of the hop before": lambda pairs: (pairs.hop, pairs.keys.shards),
+}  # fmt: skip
+"""Who may write over what others have added."""
+
 WRITTEN: tuple[tuple[TensorName, ...], ...] = (("dk", "dv"), ("dk",), ("dv",))
-"""Gradients that tiles of queries may write over those of the tile before, together."""
+"""Gradients that may be written over, together."""
 
 Moved = Callable[[Pairs, OneSide], Ints]
 """The position to whose row goes what belongs to the row of each position."""
@@ -361,11 +383,10 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         yield measured(
             "the backward takes the weights of each branch of a dilation from its own lse, not the merged one", change
         )
-    for tile, names in itertools.product(TILES, WRITTEN):
-        change = functools.partial(_written_over, tile, names)
+    for (says, order), names in itertools.product(WRITERS.items(), WRITTEN):
+        change = functools.partial(_written_over, order, names)
         if all(fits(one, change(one)) for one in terms):
-            whose = f"the {' and '.join(names)} of each tile of {tile} queries, cut from position 0 on,"
-            yield measured(f"{whose} are written over those of the tile before", change)
+            yield measured(f"the {' and '.join(names)} {says}", change)
     for text, weighed in DETACHED.items():
         change = functools.partial(_with_detached, weighed)
         if all(fits(one, change(one)) for one in terms):
@@ -495,8 +516,8 @@ def _with_own_weights(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gr
     return _with_weights(own / np.where(terms.p == 0, 1.0, terms.p), terms.delta, terms)
 
 
-def _written_over(tile: int, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
-    """Return what changes if each key has what the last tile adds that reads it, from its first key to its last."""
+def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if a key has what the last writer adds that reads it, from its first key to its last."""
     pairs = terms.pairs
 
     def read() -> Mask:
@@ -504,13 +525,15 @@ def _written_over(tile: int, names: tuple[TensorName, ...], terms: Terms) -> Gra
         found: Mask = np.any(pairs.counts(lambda name: None if name == "key_lengths" else plain), axis=(0, 1))
         return found
 
-    seen, tiles = terms.scene.once("read whatever the key_lengths", read), pairs.queries.p[:, 0] // tile
-    last = np.full(seen.shape[1], -1)
-    for number in range(int(tiles.max(initial=-1)) + 1):
-        keys = np.flatnonzero(seen[tiles == number].any(axis=0))
-        if len(keys):
-            last[keys[0] : keys[-1] + 1] = number
-    gone = tiles[:, None] != last
+    seen = terms.scene.once("read whatever the key_lengths", read)
+    number, blocks = order(pairs)
+    number, last = np.broadcast_to(number, seen.shape), np.full(seen.shape[1], -1)
+    for block in blocks:
+        for one in np.unique(number[:, block]):
+            read_here = np.flatnonzero((seen & (number == one))[:, block].any(axis=0))
+            if len(read_here):
+                last[block[read_here[0] : read_here[-1] + 1]] = one
+    gone = number != last
     return {name: -y for name, y in terms.sums(names, terms.ds * gone, terms.p * gone).items()}
 
 

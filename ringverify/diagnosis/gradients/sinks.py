@@ -88,6 +88,8 @@ HEADS: dict[str, Callable[[Scene, Array], Array]] = {
     "is the mean over the heads": lambda scene, x: np.full_like(x, x.mean()),
     "is multiplied by the number of ranks": lambda scene, x: scene.size * x,
     "is divided by the number of ranks": lambda scene, x: x / scene.size,
+    "is multiplied by the scale": lambda scene, x: scene.problem.scale_value * x,
+    "is divided by the scale": lambda scene, x: x / scene.problem.scale_value,
     "is 0": lambda scene, x: 0 * x,
 }
 
