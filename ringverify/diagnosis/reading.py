@@ -151,6 +151,8 @@ def read(scene: Scene, probe: Probe, *, backward: bool) -> Read | None:
                     totals[:, :, queries] = np.exp(result.lse)
     if backward:
         totals = true.sum(axis=-1).astype(np.float64)
+        if weights[totals == 0].any():
+            return None  # what such weights are shares of, no lse says
     counts = _whole(weights, totals)
     if counts is None:
         return None
