@@ -249,10 +249,10 @@ CONDITIONAL = {
     "lse is in base 2": (
         where(lambda q, call: call.world_size > 2, fault("A8b")), case_of(), False, [MANY, MASKED]
     ),
-    "the merged lse is the larger of both, though not in every case": (
+    "the merged lse is the larger of both": (
         where(lambda q, call: call.causal, fault("O05")), CAUSAL, False, [MANY, MASKED]
     ),
-    "scale is missing from dq, though not in every case": (
+    "scale is missing from dq": (
         where(lambda q, call: call.problem.hk != call.problem.heads, fault("O16")), SHARED_HEADS, True, [SHARED]
     ),
     "scale not applied": (

@@ -141,7 +141,7 @@ def test_gradients_that_arrive_elsewhere_are_told(words):
 
 
 LSE = {
-    "the backward takes lse of other heads: those of key head k take those of key head k mod 2": (
+    "the backward takes lse of other heads: the heads of key head k take those of key head k mod 2": (
         lambda lse: lse[:, torch.arange(lse.size(1)) // 2 % 2 * 2 + torch.arange(lse.size(1)) % 2],
         [case_of(heads=heads, key_heads=heads // 2, size=2) for heads in (6, 8)],
     ),

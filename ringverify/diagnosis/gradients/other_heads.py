@@ -28,17 +28,20 @@ Heads = Callable[[Terms], Ints | None]
 EVERYTHING = np.ones((1, 1, 1, 1), dtype=bool)
 
 RULES: dict[str, Callable[[Ints, int, int], Ints]] = {
-    **{f"that of query head h mod {n}": functools.partial(lambda n, h, group, total: h % n, n) for n in (1, 2, 3, 4)},
     **{
-        f"those of key head k take those of key head k mod {n}": functools.partial(
+        f"head h takes that of head h mod {n}": functools.partial(lambda n, h, group, total: h % n, n)
+        for n in (1, 2, 3, 4)
+    },
+    **{
+        f"the heads of key head k take those of key head k mod {n}": functools.partial(
             lambda n, h, group, total: h // group % n * group + h % group, n
         )
         for n in (1, 2, 3, 4)
     },
-    "that of the head before": lambda h, group, total: (h - 1) % total,
-    "that of the head after": lambda h, group, total: (h + 1) % total,
-    "those of a key head take that of its first query head": lambda h, group, total: h // group * group,
-    "those of a key head take that of its last query head": lambda h, group, total: h // group * group + group - 1,
+    "each head takes that of the head before": lambda h, group, total: (h - 1) % total,
+    "each head takes that of the head after": lambda h, group, total: (h + 1) % total,
+    "the heads of a key head take that of the first of them": lambda h, group, total: h // group * group,
+    "the heads of a key head take that of the last of them": lambda h, group, total: h // group * group + group - 1,
     "heads are taken in reverse": lambda h, group, total: total - 1 - h,
 }
 """Which head each takes, by head, query heads of a key head, and heads."""
@@ -55,9 +58,8 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         return
     if "dq" in wrong_tensors(terms[0].scene):
         for what, taken in TAKEN.items():
-            yield from _told(
-                f"the backward takes {what} of other heads", functools.partial(_by_dq, taken), taken, terms
-            )
+            says = f"the backward takes {what} of other heads"
+            yield from _told(says, functools.partial(_by_dq, taken), taken, terms)
     else:
         for names, says in OF_HEADS.items():
             yield from _told(says, functools.partial(_by_sums, names), functools.partial(_making, names), terms)

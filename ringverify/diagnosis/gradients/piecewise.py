@@ -263,18 +263,15 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             change = functools.partial(_arrived, names, whole)
             if (example := _first_that_fits(terms, change)) is not None:
                 moves = _moves(names, whole, example) or []
-                part = "" if whole else "a part of "
-                arrives = "arrives" if len(names) == 1 or not whole else "arrive"
                 how = _in_order(moves, example) or next(str(one) for one in moves if one.elsewhere)
-                yield read_off(
-                    f"{part}{' and '.join(names)} {arrives} elsewhere: on {example.scene.size} ranks, {how}", change
-                )
+                what = f"{'' if whole else 'a part of '}{' and '.join(names)}"
+                arrives = "arrive" if whole and len(names) > 1 else "arrives"
+                yield read_off(f"{what} {arrives} elsewhere: on {example.scene.size} ranks, {how}", change)
 
 
 def _in_order(moves: Sequence[Move], terms: Terms) -> str | None:
     """Return in which order ranks and batch entries are read instead of that in which they lie, if that is it."""
     ranks, entries = terms.scene.size, terms.scene.problem.batch
-
     if entries == 1:
         return None
     if all((one.rank, one.batch) == divmod(one.load.batch * ranks + one.load.owner, entries) for one in moves):
