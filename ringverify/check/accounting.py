@@ -29,8 +29,9 @@ from ringverify.diagnosis.when.needs import Needs
 from ringverify.events import Hint, Needed
 from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
-from ringverify.properties.property import Property, Violation
+from ringverify.properties.property import Property, Violation, judge_observation
 from ringverify.properties.uninitialised import UNINITIALISED
+from ringverify.worlds.world import WorldUnavailable
 
 UNWRITTEN = "memory of torch.empty is used before it is written: the result is what happens to lie there"
 """The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
@@ -173,7 +174,7 @@ class Account:
             cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
             return cause if violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
         if violation.kind == "value":
-            return self._of_changed_input()
+            return self._of_changed_input() or self._of_changed_result()
         if violation.failure is None or violation.kind != "deadlock":
             return None
         requires = () if needs is None else needs.told().requires
@@ -185,6 +186,20 @@ class Account:
         if seen is None or seen.violation is None or seen.violation.kind != "changed":
             return None
         return f"{seen.violation.cause or 'an input is changed in place'}: {seen.violation.summary}"
+
+    def _of_changed_result(self) -> str | None:
+        """Return that a backward changes what the forward has returned, if that is right without a backward."""
+        finding, runner = self._violation.finding, self._runner
+        if finding is None or finding.tensor not in ("out", "lse") or not runner.capabilities.gradients:
+            return None
+        try:
+            runs = [runner.run(self._case, gradients=gradients) for gradients in (False, True)]
+        except WorldUnavailable:
+            return None
+        alone, followed = (judge_observation(self._case, runner.capabilities, run, (finding.tensor,)) for run in runs)
+        if alone.violation is None and followed.violation is not None:
+            return f"{finding.tensor} is right until the backward runs, which changes what the forward has returned"
+        return None
 
     # -- what would pass -----------------------------------------------------------------------------------------------
 

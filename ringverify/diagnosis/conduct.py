@@ -50,6 +50,14 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
             f"rank {ring[blind[0]]}, whose queries attend no key, returns early and takes no part in the exchange: "
             f"rank {rank} waits for {what}"
         )
+    waits = dict(failure.waits)
+    behind = [rank for rank in waits if rank not in failure.together]
+    if behind and failure.together:
+        ahead = failure.together[0]
+        return (
+            f"rank {ahead} leaves an exchange of messages before others do: it waits for {waits[ahead]}, and rank "
+            f"{behind[0]} for {waits[behind[0]]}"
+        )
     if for_nothing:
         rank, what = failure.waits[0]
         return f"a message without elements is received, and not sent: rank {rank} waits for {what}"

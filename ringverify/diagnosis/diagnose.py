@@ -16,12 +16,22 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import get_args
 
+import numpy as np
+
 from ringverify.cases.case import Case
 from ringverify.cases.running import Observation
 from ringverify.diagnosis import overflowing, reading, scaling, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
-from ringverify.diagnosis.further_cases import cost, fresh, in_other_numbers, like, runnable, unlike
+from ringverify.diagnosis.further_cases import (
+    cost,
+    fresh,
+    in_other_numbers,
+    like,
+    runnable,
+    unlike,
+    with_scores_far_below_0,
+)
 from ringverify.diagnosis.gradients import adding, carrying, crossing, other_heads, piecewise, sinks, stale
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.narrowing import rounding
@@ -328,6 +338,8 @@ class _Inquiry:
         smallest = cases[0]
         # Extreme values hide a fault in rounding errors; shrinking left the smallest case with the simplest values.
         others = [*(case.replace(values=smallest.values) for case in cases[1:]), *like(smallest, cases[-1])]
+        if not all(np.isfinite(self._smallest.seen("out", rank)).all() for rank in range(self._smallest.size)):
+            others += with_scores_far_below_0(smallest)  # what is NaN may be so of small weights too
         asked = [case for case in runnable(others, self._capabilities) if case != smallest]
         for several in (self._failing, self._passing):
             varied = (case for case in several if case.values in (smallest.values, "normal") and not case.chunks)

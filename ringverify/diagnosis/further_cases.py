@@ -87,6 +87,11 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
         yield first.replace(values=smallest.values, documents=(min(1, third), third, max(third, first.problem.nq - 1)))
         if (grown := _grown(smallest, world_size=4, length=12, heads=1)) is not None:
             yield grown.replace(documents=(0, grown.problem.nq))  # a document on all of several ranks
+    if smallest.problem.key_lengths is not None and smallest.problem.batch > 1:
+        for lengths in ((9, 5), (5, 9)):  # of tiles of which one batch entry has a part
+            grown = _grown(smallest, world_size=2, length=14, heads=1)
+            if grown is not None:
+                yield from _if_legal(grown, batch=2, key_lengths=lengths, values="normal")
     for size, length, heads, values in ((4, 17, 4, smallest.values), (3, 12, 6, "normal"), (2, 8, 2, "normal")):
         grown = _grown(smallest, world_size=size, length=length, heads=heads)
         if grown is not None:
@@ -195,6 +200,16 @@ def in_other_numbers(smallest: Case) -> Iterator[Case]:
         yield from _if_legal(
             smallest, world_size=size, query_length=length, key_length=None if nk == length else nk, **changes,
             value_dim=p.value_dim and max(p.value_dim, 8), head_dim=max(p.head_dim, 8), values="normal", seed=seed,
+        )  # fmt: skip
+
+
+def with_scores_far_below_0(smallest: Case) -> Iterator[Case]:
+    """Yield cases of which some query has a key, and all its scores are far below 0."""
+    for causal in (True, False):
+        yield from _if_legal(
+            smallest, query_length=6 if causal else 2, key_length=None, causal=causal, key_lengths=None, batch=2,
+            documents=None, window=None, dilation=None, head_dim=max(2, smallest.problem.head_dim),
+            values="large_scores",
         )  # fmt: skip
 
 

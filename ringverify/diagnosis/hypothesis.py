@@ -113,7 +113,8 @@ class Hypothesis(Cause):
     def explains(self, scene: Scene) -> float | None:
         """Return the largest difference between prediction and observation; `None` if it does not explain the case."""
         if self.judge is not None:
-            return self.judge(scene)
+            with np.errstate(all="ignore"):  # what is predicted may be no number
+                return self.judge(scene)
         if not comparable(scene):
             return None
         steps, hidden = self.steps, self.scored or self.steps

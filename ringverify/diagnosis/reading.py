@@ -212,16 +212,10 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
     of_cases = np.array([limit is None for limit in limits], dtype=bool)
     found: list[tuple[float, int, int, Rule]] = []
     for order, made in enumerate(MADE):
-        counts = [made.counts(pairs) for pairs in every]
-        whole = np.concatenate(
-            [
-                (pairs.true if one is None else np.broadcast_to(one, pairs.true.shape)).ravel()
-                for one, pairs in zip(counts, every, strict=True)
-            ]
-        )
-        if not (whole == seen)[wrong].all():
+        # Most rules are none of the first case.
+        if not all(_gives_what_is_wrong(made, one) for one in failing):
             continue
-        off = whole != seen
+        off = np.concatenate([_counts(made, pairs).ravel() for pairs in every]) != seen
         # A padded key that is not seen may be attended with a value of 0, or not be attended at all.
         for differs in dict.fromkeys((False, bool((off & free).any()))):
             for excused in (False, True):
@@ -236,6 +230,16 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
                         break
     for *_, rule in sorted(found, key=lambda each: each[:3]):
         yield rule
+
+
+def _counts(made: Otherwise, pairs: Pairs) -> Counts:
+    counts = made.counts(pairs)
+    return pairs.true if counts is None else np.broadcast_to(counts, pairs.true.shape)
+
+
+def _gives_what_is_wrong(made: Otherwise, one: Read) -> bool:
+    wrong = one.counts != one.pairs.true
+    return not wrong.any() or bool((_counts(made, one.pairs) == one.counts)[wrong].all())
 
 
 def _of_padding(failing: Sequence[Read]) -> Iterator[Rule]:
@@ -303,16 +307,19 @@ def hypotheses(
     found = list(itertools.islice(told(_various(failing)), READ))
     if not found:
         return []
-    alike = (scene for scene in scenes if not of_other_code(scene, failing[0].case))
-    right = [pairs_of(scene) for scene in alike if not wrong_tensors(scene)]
+    same_code = (scene for scene in scenes if not of_other_code(scene, failing[0].case))
+    right = [pairs_of(scene) for scene in same_code if not wrong_tensors(scene)]
     whens: tuple[When, ...] = (
         ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
     )
+    more = list(told(others))
+    wrong = [one for one in more if one.zeros.any() or (one.counts != one.pairs.true).any()]
+    alike = [*right, *(one.pairs for one in more if one not in wrong)]
     # What only groups have is seen in one group, of whose rank numbers much may be said that another would refute.
-    inferred = _inferred([*found, *told(others)], right) if scenes[0].case.group == "world" else ()
+    inferred = _inferred([*found, *more], right) if scenes[0].case.group == "world" else ()
     by_rules = [
         dataclasses.replace(hypothesis_of(rule, when, padding), measured=rule.inferred)
-        for rule in (*itertools.islice(rules(found, right), TRIED), *inferred)
+        for rule in (*itertools.islice(rules([*found, *wrong], alike), TRIED), *inferred)
         for when in whens
         for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
     ]

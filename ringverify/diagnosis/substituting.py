@@ -198,7 +198,35 @@ def _judge_unscaled(sums: bool, values: bool) -> Callable[[Scene], float | None]
     return judge
 
 
+def _judge_other_key_heads(keys: bool, values: bool) -> Callable[[Scene], float | None]:
+    """Return the judge of query heads that read the keys, or the values, of key head h mod key heads."""
+
+    def judge(scene: Scene) -> float | None:
+        p, x = scene.problem, finite(scene.inputs)
+        right, turn = np.arange(p.heads) // p.group_size, np.arange(p.heads) % p.hk
+        if (right == turn).all():
+            return None if wrong_tensors(scene) else 0.0
+        of_k, of_v = turn if keys else right, turn if values else right
+        k, v = x.k[:, :, of_k], x.v[:, :, of_v]
+        answer = attention(p.replace(key_heads=None), x.q, k, v, x.dout, x.dlse, x.sinks)
+        dk, dv = np.zeros_like(x.k), np.zeros_like(x.v)
+        for whole, of, each in ((dk, of_k, answer.dk), (dv, of_v, answer.dv)):
+            if each is not None:
+                np.add.at(whole.swapaxes(0, 2), of, each.swapaxes(0, 2))
+        return agree_with(scene, dataclasses.replace(answer, dk=dk, dv=dv), x)
+
+    return judge
+
+
 SUBSTITUTED: list[Hypothesis] = [
+    *(
+        Hypothesis(
+            f"grouped heads: query head h reads the {what} of key head h mod key heads, and the {others} of its own",
+            STEPS,
+            judge=_judge_other_key_heads(*which),
+        )
+        for what, others, which in (("values", "keys", (False, True)), ("keys", "values", (True, False)))
+    ),
     *(
         Hypothesis(
             f"{what} of the ranks' partial results are added up without being rescaled to the common maximum",

@@ -48,6 +48,7 @@ class Failure:
         returned: of a deadlock, the ranks that have returned.
         for_nothing: of a deadlock, the ranks that wait for a message without elements.
         idle: of a deadlock, the ranks that have returned and had never communicated.
+        together: of a deadlock, the ranks that wait for a collective, or for a group that is made.
     """
 
     kind: FailureKind
@@ -66,6 +67,7 @@ class Failure:
     returned: tuple[int, ...] = ()
     for_nothing: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
+    together: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))

@@ -292,7 +292,20 @@ def _moved(place: Callable[[Ints, Ints, Ints], Ints]) -> Moved:
     return target
 
 
+def _by_order(order: Callable[[Ints], Ints]) -> Moved:
+    """Return as positions what the order of the rows in the shards, one after the other, makes of positions."""
+    return lambda pairs, x: order(np.concatenate(x.shards))
+
+
 MOVED: dict[str, Moved] = {
+    "the rows that the order of the shards gives, where they are in the order of positions": _by_order(lambda o: o),
+    "the rows that the inverse order of the shards gives, where they are in the order of positions": _by_order(
+        np.argsort
+    ),
+    "the rows that the order of the shards gives where its inverse is needed": _by_order(lambda o: o[o]),
+    "the rows that the inverse order of the shards gives where the order itself is needed": _by_order(
+        lambda o: np.argsort(o)[np.argsort(o)]
+    ),
     "the rows of the other piece": _moved(
         lambda place, count, early: np.where(place < early, place + count - early, place - early)
     ),
@@ -328,6 +341,7 @@ SLICES |= {
         "the rank's own number of rows": lambda pairs, x: x.rank * x.count,
         "rows // ranks": lambda pairs, x: x.rank * (x.total // pairs.size),
         "the longest shard": lambda pairs, x: x.rank * max(map(len, x.shards)),
+        "the first rank's number of rows": lambda pairs, x: x.rank * len(x.shards[0]),
     }.items()
 }
 

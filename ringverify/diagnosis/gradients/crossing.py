@@ -69,12 +69,27 @@ def _dout(terms: Terms, other: Other, here: Mask) -> Gradients:
     return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=more)
 
 
+def _dlse(terms: Terms, other: Other, here: Mask) -> Gradients:
+    return terms.sums(("dq", "dk"), terms.factor * (other(terms.dlse) - terms.dlse) * here, terms.p)
+
+
+def _cotangents(terms: Terms, other: Other, here: Mask) -> Gradients:
+    """Those of out and lse, and delta, which is computed of them."""
+    dout = other(terms.dout)
+    dp = dout @ terms.v.swapaxes(2, 3)
+    delta = (terms.p * dp).sum(axis=-1, keepdims=True) - other(terms.dlse)
+    found = terms.sums(("dq", "dk"), (terms.factor * (dp - delta) - terms.ds) * here, terms.p)
+    return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=dout - terms.dout)
+
+
 TAKEN: dict[str, Taken] = {
     "delta": _delta,
     "delta less the cotangent of lse": _delta_less_dlse,
     "lse": _lse,
     "lse, and delta less its cotangent,": _lse_and_delta,
     "the cotangent of out": _dout,
+    "the cotangent of lse": _dlse,
+    "the cotangents of out and lse": _cotangents,
 }
 """What is taken of other rows in the backward."""
 

@@ -38,6 +38,12 @@ RULES: dict[str, Callable[[Ints, int, int], Ints]] = {
         )
         for n in (1, 2, 3, 4)
     },
+    "heads lie in turn, one of each group, where they should lie group by group": lambda h, group, total: (
+        h % group * (total // group) + h // group
+    ),
+    "heads lie group by group, where they should lie in turn, one of each group": lambda h, group, total: (
+        h % (total // group) * group + h // (total // group)
+    ),
     "each head takes that of the head before": lambda h, group, total: (h - 1) % total,
     "each head takes that of the head after": lambda h, group, total: (h + 1) % total,
     "the heads of a key head take that of the first of them": lambda h, group, total: h // group * group,

@@ -204,7 +204,10 @@ def _loads(names: Sequence[TensorName], terms: Terms, *, whole: bool) -> list[Lo
 
 
 def _moves(names: Sequence[TensorName], whole: bool, terms: Terms) -> list[Move] | None:
-    """Return where each load arrives, if it is seen; `None` if what was seen is not made of them, each once."""
+    """Return where each load arrives, if it does and is seen; `None` if what was seen is not made of them.
+
+    Of whole blocks, all have to arrive.
+    """
 
     def joined(rows: dict[TensorName, Array], count: int) -> Array:
         return np.concatenate(
@@ -221,7 +224,8 @@ def _moves(names: Sequence[TensorName], whole: bool, terms: Terms) -> list[Move]
         moves += [Move(loads[number], rank, batch) for number in numbers]
     arrived = {id(one.load) for one in moves}
     room = all(map(len, scene.shards[1]))  # what arrives at a rank that holds no keys is not seen
-    return moves if len(arrived) == len(moves) and (len(moves) == len(loads) or not room) else None
+    complete = len(moves) == len(loads) or not room or not whole
+    return moves if len(arrived) == len(moves) and complete and any(one.elsewhere for one in moves) else None
 
 
 def _placed(rows: Array, count: int) -> Array:
@@ -266,6 +270,8 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 how = _in_order(moves, example) or next(str(one) for one in moves if one.elsewhere)
                 what = f"{'' if whole else 'a part of '}{' and '.join(names)}"
                 arrives = "arrive" if whole and len(names) > 1 else "arrives"
+                if len(moves) < len(_loads(names, example, whole=whole)):
+                    arrives = "is lost, or arrives"
                 yield read_off(f"{what} {arrives} elsewhere: on {example.scene.size} ranks, {how}", change)
 
 

@@ -42,7 +42,7 @@ from ringverify.diagnosis.masks.positions import (
     shifted,
 )
 from ringverify.diagnosis.masks.skips import skipped, ways_to_leave_unmasked, ways_to_skip
-from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_pad, ways_to_split
+from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_judge_tiles, ways_to_pad, ways_to_split
 from ringverify.diagnosis.masks.windows import ways_to_lay_one_end, ways_to_lay_windows
 from ringverify.diagnosis.pairs import (
     CONSTRAINTS,
@@ -176,6 +176,7 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(text, of_tiles, 1)
     yield from ways_to_merge()
     yield from ways_to_bound()
+    yield from ways_to_judge_tiles()
     yield from ways_to_split()
     yield Otherwise(NOT_COMPUTED, lambda pairs: np.zeros_like(pairs.true), 0.25, lse=0.0)
     for scope in (*CONSTRAINTS, None):

@@ -68,8 +68,19 @@ def _again(rounds: Callable[[Pairs], tuple[Ints, int]], pairs: Pairs) -> Counts:
     return pairs.true * (count - number)
 
 
+def _partners(pairs: Pairs) -> Counts:
+    """Return counts if a rank meets the ranks `rank XOR step`, and a step without such a rank is left out."""
+    return np.where((pairs.rank ^ pairs.owner) < pairs.size, pairs.true, 0)
+
+
 def ways_to_merge() -> Iterator[Otherwise]:
     """Yield ways to lose partial results, or to add them twice, where they are merged."""
+    yield Otherwise(
+        "ranks meet two by two, rank with rank XOR step for steps below the number of ranks: right only of 2, 4, 8, …, "
+        "others miss those for which that is no step",
+        _partners,
+        0.5,
+    )
     for text, rounds in ROUNDS.items():
         says = f"what was merged in earlier {text} is merged again with each later one"
         yield Otherwise(says, functools.partial(_again, rounds), 0.75)

@@ -36,6 +36,17 @@ def _through_order(pairs: Pairs, x: OneSide) -> Ints:
     return back[back[x.p]]
 
 
+def _filled_up(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions if those of all shards, filled up with 0, are joined, and as many taken as there are rows."""
+    if len(x.shards) != pairs.size or not x.total:
+        return x.p
+    longest = max(map(len, x.shards))
+    filled = np.concatenate([np.concatenate([held, np.zeros(longest - len(held), int)]) for held in x.shards])
+    number = np.empty(x.total, dtype=np.int64)
+    number[np.concatenate(x.shards)] = np.arange(x.total)
+    return filled[number].reshape(x.p.shape)
+
+
 def _down(tile: int) -> At:
     return lambda pairs, x: x.p // tile * tile
 
@@ -106,6 +117,7 @@ POSITIONS: dict[str, At] = {
     "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
     **{f"of {name} shards": sharded(name) for name in SHARDINGS if name != "replicated_query"},
     "that come of the inverse of the permutation that puts rows in order": _through_order,
+    "of the row with its number in shards that are filled up with 0 to the longest": _filled_up,
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
     "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from ringverify.diagnosis.masks.positions import late
-from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.faults.merging import TILES
@@ -72,6 +72,61 @@ def _of_others(pairs: Pairs) -> Mask:
     """False of a rank's own block under a causal mask, and True of all others."""
     own: Mask = pairs.queries.rank == np.arange(pairs.size)
     return ~own | (not pairs.problem.causal or pairs.case.replicated)
+
+
+def ways_to_judge_tiles() -> Iterator[Otherwise]:
+    """Yield masks that are left out, or keys that are, in tiles of queries and keys by what holds of a part of each."""
+    for (rows, columns), in_order in product(product(TILES, TILES), (False, True)):
+        where = ", cut from all keys in the order of the ranks," if in_order else ""
+        tile = f"a tile of {rows} queries and {columns} keys{where}"
+        for query, key in (("first", "last"), ("first", "first"), ("last", "last"), ("last", "first")):
+            says = f"{tile} has no mask if its {query} query attends its {key} key"
+            yield Otherwise(says, functools.partial(_by_corner, rows, columns, in_order, query, key), 1.25)
+        says = f"{tile} is skipped, or has no mask, in all batch entries as it is in the first"
+        yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, in_order), 1)
+
+
+def _tiles_of(size: int, in_order: bool, x: OneSide) -> tuple[Ints, Ints]:
+    """Return the order of the rows of all shards, one after the other, and the number of each one's tile there."""
+    order = np.concatenate(x.shards)
+    if in_order:
+        return order, np.arange(x.total) // size
+    rank, place = x.rank.ravel()[order], x.place.ravel()[order]
+    return order, np.unique(rank * (x.total + 1) + place // size, return_inverse=True)[1]
+
+
+def _corners(size: int, in_order: bool, end: str, x: OneSide) -> Ints:
+    """Return by position the position of the first or last row of its tile."""
+    order, number = _tiles_of(size, in_order, x)
+    at = np.searchsorted(number, number, side="left" if end == "first" else "right") - (end == "last")
+    found = np.empty_like(order)
+    found[order] = order[at]
+    return found
+
+
+def _by_corner(rows: int, columns: int, in_order: bool, query: str, key: str, pairs: Pairs) -> Counts | None:
+    if not pairs.present() or pairs.problem.dilation is not None:
+        return None
+    i, j = _corners(rows, False, query, pairs.queries), _corners(columns, in_order, key, pairs.keys)
+    seen = np.all(pairs.true[:, :, i[:, None], j] > 0, axis=(0, 1))
+    return np.where(seen, 1, pairs.true)
+
+
+def _by_first_entry(rows: int, columns: int, in_order: bool, pairs: Pairs) -> Counts | None:
+    if pairs.problem.key_lengths is None or pairs.problem.dilation is not None:
+        return None
+    first, sums = (pairs.true[0, 0] > 0).astype(np.int64), list[Counts]()
+    for values in (first, np.ones_like(first)):
+        for size, ordered, x, axis in ((rows, False, pairs.queries, 0), (columns, in_order, pairs.keys, 1)):
+            order, number = _tiles_of(size, ordered, x)
+            tile = np.empty_like(order)
+            tile[order] = number
+            total = np.zeros((number.max(initial=-1) + 1, values.shape[1 - axis]), dtype=np.int64)
+            np.add.at(total, tile, values if axis == 0 else values.T)
+            values = total[tile] if axis == 0 else total[tile].T
+        sums.append(values)
+    seen, whole = sums
+    return np.where(seen == 0, 0, np.where(seen == whole, 1, pairs.true))
 
 
 def ways_to_pad() -> Iterator[Otherwise]:

@@ -274,10 +274,21 @@ class Baton:
         detail = "\n".join([*waits, *places, self.explain()]).rstrip()
         awaited = tuple((seat.rank, seat.awaited.describe()) for seat in self._seats if seat.awaited is not None)
         returned = tuple(seat.rank for seat in self._seats if seat.finished and seat.awaited is None)
-        nothing = tuple(seat.rank for seat in self._seats if seat.awaited is not None and seat.awaited.elements == 0)
+        waiting = [(seat.rank, seat.awaited.elements) for seat in self._seats if seat.awaited is not None]
+        nothing, together = (tuple(rank for rank, elements in waiting if elements == n) for n in (0, None))
         idle = tuple(rank for rank in returned if rank not in self.acted)
         message = "deadlock: " + "; ".join(waits)
         self.stop(
-            Failure("deadlock", None, message, detail, waits=awaited, returned=returned, for_nothing=nothing, idle=idle)
+            Failure(
+                "deadlock",
+                None,
+                message,
+                detail,
+                waits=awaited,
+                returned=returned,
+                for_nothing=nothing,
+                idle=idle,
+                together=together,
+            )
         )
         raise Unwound
