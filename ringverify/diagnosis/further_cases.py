@@ -92,7 +92,8 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
             grown = _grown(smallest, world_size=2, length=14, heads=1)
             if grown is not None:
                 yield from _if_legal(grown, batch=2, key_lengths=lengths, values="normal")
-    for size, length, heads, values in ((4, 17, 4, smallest.values), (3, 12, 6, "normal"), (2, 8, 2, "normal")):
+    sizes = ((4, 17, 4, smallest.values), (3, 12, 6, "normal"), (2, 8, 2, "normal"), (4, 16, 2, "normal"))
+    for size, length, heads, values in sizes:
         grown = _grown(smallest, world_size=size, length=length, heads=heads)
         if grown is not None:
             yield grown.replace(values=values, seed=first.seed + 2)

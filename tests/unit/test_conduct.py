@@ -271,6 +271,48 @@ def test_a_rank_that_returns_early_is_named_with_what_it_lacks():
     assert "which holds no tokens, returns early" in told or "which holds no queries, returns early" in told
 
 
+def test_a_rank_that_has_gone_on_to_a_collective_is_named():
+    """It has left the ring, in which another still waits for it."""
+
+    def attend(q, k, v, call):
+        if call.rank:
+            dist.recv(torch.empty(1), group=call.group, group_src=0)
+        dist.all_reduce(torch.zeros(1), group=call.group)
+        return plain(q, k, v, call)
+
+    found = shown(FORWARD, attend)
+    assert found.violation.kind == "deadlock"
+    assert found.diagnosis.text.startswith("rank 0 leaves an exchange of messages before others do: it waits for all_")
+    assert found.diagnosis.text.endswith("and rank 1 for a receive from rank 0, tag 0")
+
+
+class Spoiling(torch.autograd.Function):
+    """Returns what it is given, which its backward sets to 0."""
+
+    @staticmethod
+    def forward(ctx, out):
+        """Right."""
+        ctx.out = out.clone()
+        return ctx.out
+
+    @staticmethod
+    def backward(ctx, dout):
+        """In place."""
+        ctx.out.data.zero_()
+        return dout
+
+
+def test_a_result_that_the_backward_changes_is_told():
+    """Without a backward it is right."""
+
+    def attend(q, k, v, call):
+        return Spoiling.apply(plain(q, k, v, call))
+
+    found = shown(PROPERTIES["overflow"], attend, dataclasses.replace(PLAIN, gradients=True))
+    assert found.violation.finding.tensor == "out"
+    assert found.diagnosis.text == "out is right until the backward runs, which changes what the forward has returned"
+
+
 def test_of_a_deadlock_of_ranks_that_nothing_tells_apart_no_cause_is_named():
     """Every rank holds queries and keys."""
     case = Case(problem=Problem(query_length=4), world_size=2)

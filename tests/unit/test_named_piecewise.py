@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from mechanisms import case_of, explaining, seen, where
 
-from ringverify.diagnosis.gradients import adding, other_heads, piecewise, sinks
+from ringverify.diagnosis.further_cases import with_scores_far_below_0
+from ringverify.diagnosis.gradients import adding, crossing, other_heads, piecewise, sinks
 from ringverify.diagnosis.gradients.piecewise import TooFew, chosen
 from ringverify.diagnosis.masks.made import MADE
 from ringverify.diagnosis.reading import Rule, hypothesis_of
@@ -162,14 +163,14 @@ def test_an_lse_of_other_heads_is_told(words):
 
 def test_cotangents_of_other_heads_are_told():
     """In dv alone; each key head is the sum of two."""
-    order = [0, 2, 1, 3]
+    order = [0, 3, 1, 2]
     steps = replace(STEPS, dv=lambda p, dout, *attended: STEPS.dv(p, dout[:, order], *attended))
     scenes, _ = seen(
         Implementation(ring_of(steps), "other heads", EVERYTHING),
         [case_of(heads=4, key_heads=2, size=size) for size in (1, 2)], gradients=True
     )  # fmt: skip
     assert explaining(other_heads.hypotheses(scenes), scenes) == [
-        "dv is made with the cotangents of out of other heads: of 4 query heads, head 1 takes that of head 2"
+        "dv is made with the cotangents of out of other heads: of 4 query heads, head 1 takes that of head 3"
     ]
 
 
@@ -395,3 +396,212 @@ def test_a_gradient_of_sinks_of_the_last_tile_alone_is_told():
         "the gradient of sinks is that of the last tile of 4 queries of each rank alone, as if it were not added up "
         "over tiles"
     )
+
+
+# -- by tiles, partners and orders -------------------------------------------------------------------------------------
+
+
+def by_pairs(keeps):
+    """The plain ring with a mask of the whole, by the positions of queries and keys of a rank and an owner."""
+
+    def pattern(steps, here, hop, owner):
+        p = here.problem
+        m = keeps(here, owner, multiplicity(STEPS, here, hop, owner))
+        return m.expand(p.batch, p.heads, *m.shape[2:])
+
+    return Implementation(ring_of(replace(STEPS, pattern=pattern)), "by pairs", EVERYTHING)
+
+
+def corner(here, owner, m):
+    """Tiles of 3 queries and 4 keys count as a whole if the first query attends the last key."""
+    m = m.clone()
+    for i in range(0, m.size(2), 3):
+        for j in range(0, m.size(3), 4):
+            tile = m[:, :, i : i + 3, j : j + 4]
+            tile[:] = torch.where((tile[:, :, 0, -1] > 0).all(), 1, tile)
+    return m
+
+
+def first_entry(here, owner, m):
+    """Tiles of 2 queries and 3 keys are skipped, or count as a whole, as in the first batch entry."""
+    m = m.clone()
+    for i in range(0, m.size(2), 2):
+        for j in range(0, m.size(3), 3):
+            tile = m[:, :, i : i + 2, j : j + 3]
+            tile[:] = 0 if not tile[0].any() else torch.where((tile[0] > 0).all(), 1, tile)
+    return m
+
+
+TILED = {
+    "a tile of 3 queries and 4 keys has no mask if its first query attends its last key": (
+        corner, [case_of(size=size, query_length=n, window=(3, 0)) for size, n in ((1, 12), (2, 17))]
+    ),
+    "a tile of 2 queries and 3 keys is skipped, or has no mask, in all batch entries as it is in the first": (
+        first_entry, [case_of(size=size, batch=2, query_length=14, key_lengths=(9, 5)) for size in (1, 2)]
+    ),
+    "ranks meet two by two, rank with rank XOR step for steps below the number of ranks: right only of 2, 4, 8, …, "
+    "others miss those for which that is no step": (
+        lambda here, owner, m: m * ((here.rank ^ owner) < here.size), [case_of(size=size) for size in (3, 5, 6)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", TILED)
+def test_what_is_decided_by_a_part_of_it_is_told(words):
+    """Tiles by a corner or by the first batch entry, partners by their number."""
+    keeps, cases = TILED[words]
+    scenes, _ = seen(by_pairs(keeps), cases, gradients=True)
+    assert explaining([rule(words)], scenes)
+
+
+def test_query_positions_that_are_gathered_with_padding_are_told():
+    """Zeros lie between those of ranks, and the last ones are cut off."""
+
+    def pattern(steps, here, hop, owner):
+        longest = max(map(len, here.shards))
+        filled = torch.cat([torch.nn.functional.pad(held, (0, longest - len(held))) for held in here.shards])
+        first = sum(map(len, here.shards[: here.rank]))
+        i = filled[first : first + len(here.call.positions)]
+        m = (here.shards[owner][None] <= i[:, None]).long()
+        return m.expand(here.problem.batch, here.problem.heads, *m.shape)
+
+    cases = [case_of(causal=True, size=size, query_length=n) for size, n in ((3, 10), (4, 13))]
+    attend = Implementation(ring_of(replace(STEPS, pattern=pattern)), "filled", EVERYTHING)
+    scenes, _ = seen(attend, cases, gradients=True)
+    words = (
+        "the causal mask is made with queries at positions of the row with its number in shards that are filled up "
+        "with 0 to the longest"
+    )
+    assert explaining([rule(words)], scenes)
+
+
+def test_values_of_other_key_heads_than_keys_are_told():
+    """As if the groups of query heads were dealt out in turn."""
+
+    def attend(q, k, v, call):
+        group = call.problem.group_size
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(group, dim=2))
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v.repeat(1, 1, group, 1))
+
+    declared = Capabilities(causal="never", gqa=True, world_sizes=(1,))
+    cases = [case_of(size=1, heads=heads, key_heads=2) for heads in (4, 6)]
+    scenes, _ = seen(Implementation(attend, "values", declared), cases, gradients=True)
+    assert explaining(SUBSTITUTED, scenes) == [
+        "grouped heads: query head h reads the values of key head h mod key heads, and the keys of its own"
+    ]
+
+
+class Cotangents(torch.autograd.Function):
+    """What a wrong backward gives of the cotangents of right results."""
+
+    @staticmethod
+    def forward(ctx, out, lse, call, change):
+        """Right."""
+        ctx.call, ctx.change = call, change
+        return out.clone(), lse.clone()
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        """In another order of heads, or of rows."""
+        return *ctx.change(ctx.call, dout, dlse), None, None
+
+
+def in_another_order(call, dout, dlse):
+    """The order of the shards is applied where its inverse is needed."""
+    whole = [torch.cat(gathered(x.transpose(0, axis), call)) for x, axis in ((dout, 1), (dlse, 2))]
+    order = torch.cat(gathered(call.positions, call))
+    inverse = torch.argsort(order)
+    return tuple(
+        x[inverse[order[order[call.positions]]]].transpose(0, axis) for x, axis in zip(whole, (1, 2), strict=True)
+    )
+
+
+CHANGED = {
+    "the backward takes the cotangent of lse of other heads: heads lie in turn, one of each group, where they should "
+    "lie group by group": (
+        lambda call, dout, dlse: (
+            dout,
+            dlse.unflatten(1, (call.problem.hk, -1)).transpose(1, 2).flatten(1, 2)
+            if call.problem.hk == call.problem.group_size else dlse[:, [0, 2, 4, 1, 3, 5]],
+        ),
+        [case_of(size=1, heads=heads, key_heads=2, cotangent="both") for heads in (4, 6)],
+    ),
+    "the backward takes the cotangents of out and lse of the rows that the order of the shards gives where its inverse "
+    "is needed": (
+        in_another_order, [case_of(size=size, sharding="striped", query_length=3 * size, cotangent="both")
+                           for size in (2, 4)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", CHANGED)
+def test_cotangents_of_other_heads_or_rows_are_told(words):
+    """Those of lse alone, or all of them."""
+    change, cases = CHANGED[words]
+    attend = Implementation(
+        lambda q, k, v, call: Cotangents.apply(*ring_of(STEPS)(q, k, v, call), call, change), "cotangents", EVERYTHING
+    )
+    scenes, _ = seen(attend, cases, gradients=True)
+    assert words in explaining([*other_heads.hypotheses(scenes), *crossing.hypotheses(scenes)], scenes)
+
+
+def test_gradients_that_begin_at_the_first_ranks_number_of_rows_are_told():
+    """They are cut from the whole, in the order of the shards."""
+
+    def cut(x, size):
+        lengths = [x.size(1) // size + (rank < x.size(1) % size) for rank in range(size)]
+        x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, x.size(1)))
+        return [x[:, rank * lengths[0] :][:, :n] for rank, n in enumerate(lengths)]
+
+    def attend(q, k, v, call):
+        return Uneven.apply(q, k, v, call, cut)
+
+    declared = Capabilities(causal="never", uneven=True)
+    scenes, _ = seen(
+        Implementation(attend, "cut", declared), [case_of(size=4, query_length=n) for n in (14, 10)], gradients=True
+    )
+    words = (
+        "the rows of dk and dv that are returned are those at positions of rows from the rank times the first rank's "
+        "number of rows on, in the order of the shards"
+    )
+    assert words in explaining(adding.hypotheses(scenes), scenes)
+
+
+class Uneven(torch.autograd.Function):
+    """Right but for which rows of dk and dv come back; shards may differ in length."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call, cut):
+        """Right."""
+        longest = -(-call.problem.nk // call.world_size)
+        pad = (0, 0, 0, 0, 0, longest - k.size(1))
+        lengths = [call.problem.nk // call.world_size + (r < call.problem.nk % call.world_size)
+                   for r in range(call.world_size)]  # fmt: skip
+        k, v = (
+            torch.cat(
+                [y[:, :n] for y, n in zip(gathered(torch.nn.functional.pad(x, pad), call), lengths, strict=True)], dim=1
+            )
+            for x in (k, v)
+        )
+        p = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        ctx.call, ctx.cut = call, cut
+        return torch.einsum("bhqk,bkhd->bqhd", p, v)
+
+    @staticmethod
+    def backward(ctx, dout):
+        """With what is cut."""
+        q, k, v, p = ctx.saved_tensors
+        dp = torch.einsum("bqhd,bkhd->bhqk", dout, v)
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * ctx.call.scale
+        both = [torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)]
+        for x in both:
+            dist.all_reduce(x, group=ctx.call.group)
+        dk, dv = (ctx.cut(x, ctx.call.world_size)[ctx.call.rank] for x in both)
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), dk, dv, None, None
+
+
+def test_nan_of_rows_without_keys_is_no_running_maximum_of_0():
+    """A case whose scores are far below 0 tells the two apart."""
+    found = list(with_scores_far_below_0(case_of(size=2, key_lengths=(0,))))
+    assert any(case.values == "large_scores" and case.problem.key_lengths is None for case in found)

@@ -45,7 +45,8 @@ class Terms:
         slope = slope_of_cap(p, inner.raw_scores)
         self.flat = self.p * p.scale_value
         self.factor = self.flat * slope
-        self.dlse = np.where(np.isfinite(inner.lse), x.dlse, 0.0)[..., None]
+        self.has_keys, self.given_dlse = np.isfinite(inner.lse)[..., None], x.dlse[..., None]
+        self.dlse = np.where(self.has_keys, self.given_dlse, 0.0)
         self.delta = (self.p * self.dp).sum(axis=-1, keepdims=True)
         self.ds = self.factor * (self.dp - self.delta + self.dlse)
 

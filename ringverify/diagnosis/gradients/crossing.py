@@ -70,14 +70,18 @@ def _dout(terms: Terms, other: Other, here: Mask) -> Gradients:
 
 
 def _dlse(terms: Terms, other: Other, here: Mask) -> Gradients:
-    return terms.sums(("dq", "dk"), terms.factor * (other(terms.dlse) - terms.dlse) * here, terms.p)
+    return terms.sums(("dq", "dk"), terms.factor * (_other_dlse(terms, other) - terms.dlse) * here, terms.p)
+
+
+def _other_dlse(terms: Terms, other: Other) -> Array:
+    return np.where(terms.has_keys, other(terms.given_dlse), 0.0)
 
 
 def _cotangents(terms: Terms, other: Other, here: Mask) -> Gradients:
     """Those of out and lse, and delta, which is computed of them."""
     dout = other(terms.dout)
     dp = dout @ terms.v.swapaxes(2, 3)
-    delta = (terms.p * dp).sum(axis=-1, keepdims=True) - other(terms.dlse)
+    delta = (terms.p * dp).sum(axis=-1, keepdims=True) - _other_dlse(terms, other)
     found = terms.sums(("dq", "dk"), (terms.factor * (dp - delta) - terms.ds) * here, terms.p)
     return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=dout - terms.dout)
 
