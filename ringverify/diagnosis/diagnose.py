@@ -32,7 +32,17 @@ from ringverify.diagnosis.further_cases import (
     unlike,
     with_scores_far_below_0,
 )
-from ringverify.diagnosis.gradients import adding, carrying, crossing, other_heads, piecewise, sinks, stale
+from ringverify.diagnosis.gradients import (
+    adding,
+    carrying,
+    crossing,
+    moving,
+    other_heads,
+    piecewise,
+    sinks,
+    stale,
+    weights,
+)
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.narrowing import rounding
 from ringverify.diagnosis.probing import Asked
@@ -255,7 +265,9 @@ class _Inquiry:
             *overflowing.hypotheses(there),
             *scaling.hypotheses(there),
             *carrying.hypotheses(there),
+            *moving.hypotheses(there),
             *adding.hypotheses(there),
+            *weights.hypotheses(there),
             *crossing.hypotheses(there),
             *stale.hypotheses(),
             *reading.hypotheses(there, self._probe, self._patience_of(reading.SECONDS).left, others),

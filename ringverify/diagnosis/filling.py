@@ -15,7 +15,8 @@ import numpy as np
 from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
 from ringref.rounding import allowed_error
 from ringverify.cases.comparing import QKV_GRADIENTS
-from ringverify.diagnosis.gradients.adding import by_branch, terms_of
+from ringverify.diagnosis.gradients.terms import terms_of
+from ringverify.diagnosis.gradients.weights import by_branch
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks.tiles import ways_to_pad
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of

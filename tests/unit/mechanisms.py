@@ -7,6 +7,7 @@ import torch
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
+from ringverify.diagnosis.gradients import adding, moving, weights
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
@@ -51,3 +52,8 @@ def where(keeps):
         return multiplicity(steps, here, hop, owner) * kept
 
     return replace(STEPS, pattern=pattern)
+
+
+def of_gradients(scenes):
+    """What is fitted to the gradients of cases."""
+    return [one for room in (moving, adding, weights) for one in room.hypotheses(scenes)]

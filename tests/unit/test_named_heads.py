@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, explaining, library, seen
+from mechanisms import case_of, explaining, library, of_gradients, seen
 
 from ringref import pattern
 from ringref.problem import Dilation
 from ringverify.diagnosis import overflowing
 from ringverify.diagnosis.diagnose import _refuted
-from ringverify.diagnosis.gradients import adding, crossing
+from ringverify.diagnosis.gradients import crossing
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.standing import Standing
 from ringverify.diagnosis.where import wrong_tensors
@@ -119,7 +119,7 @@ def test_branches_with_weights_of_their_own_in_the_backward_are_told():
     *wrong, right = scenes
     assert not wrong_tensors(right)
     words = "the backward takes the weights of each branch of a dilation from its own lse, not the merged one"
-    assert words in explaining(adding.hypotheses(wrong), wrong)
+    assert words in explaining(of_gradients(wrong), wrong)
 
 
 def by_pairs(q, k, v, call):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, explaining, library, seen, where
+from mechanisms import case_of, explaining, library, of_gradients, seen, where
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import PageTable, key_positions
@@ -20,7 +20,7 @@ from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.fitting import in_some_places
 from ringverify.diagnosis.further_cases import _in_shape
-from ringverify.diagnosis.gradients import adding, carrying, crossing, sinks
+from ringverify.diagnosis.gradients import carrying, crossing, sinks
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.narrowing import NARROWED, ROUNDED
 from ringverify.diagnosis.poison import of_poison
@@ -143,7 +143,7 @@ def test_weights_of_a_merge_that_have_no_gradient_are_told():
     implementation = Implementation(functools.partial(by_branches, detached=True), "detached", LOCAL)
     scenes, _ = seen(implementation, SHARED, gradients=True)
     assert "the weights with which branches of a dilation are merged have no gradient: they are detached" in explaining(
-        adding.hypotheses(scenes), scenes
+        of_gradients(scenes), scenes
     )
 
 
@@ -266,7 +266,7 @@ def test_gradients_of_other_positions_are_told():
     only_out = replace(EVERYTHING, lse=False, lse_gradient=False)
     cases = case_of(query_length=11), case_of(query_length=7, size=2)
     scenes, _ = seen(Implementation(attend, "slices", only_out), cases, gradients=True)
-    assert explaining(adding.hypotheses(scenes), scenes)[0] == (
+    assert explaining(of_gradients(scenes), scenes)[0] == (
         "the rows of dk and dv that are returned are those at positions counted from the rank times the rank's own "
         "number of rows"
     )
@@ -342,7 +342,7 @@ def test_what_is_added_otherwise_is_told(words):
     steps, cases = ADDED[words]
     scenes, _ = seen(Implementation(ring_of(steps), "added", EVERYTHING), cases, gradients=True)
     failing = [scene for scene in scenes if wrong_tensors(scene)]
-    found = [one for one in adding.hypotheses(failing) if all(one.explains(s) is not None for s in scenes)]
+    found = [one for one in of_gradients(failing) if all(one.explains(s) is not None for s in scenes)]
     assert found[0].sentence() == words
 
 
@@ -1360,7 +1360,7 @@ def test_a_ranks_part_of_summed_gradients_that_begins_elsewhere_is_told(sharding
     declared = replace(EVERYTHING, lse_gradient=False)
     cases = [case_of(query_length=n, size=size, sharding=sharding) for n, size in ((11, 3), (7, 2))]
     scenes, _ = seen(Implementation(attend, "sliced", declared), cases, gradients=True)
-    found = explaining(adding.hypotheses(scenes), scenes)
+    found = explaining(of_gradients(scenes), scenes)
     assert any("from the rank times the rank's own number of rows on, in the order of the shards" in x for x in found)
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, explaining, library, seen, where
+from mechanisms import case_of, explaining, library, of_gradients, seen, where
 
 from ringref.problem import Dilation
 from ringref.sharding import key_positions, pieces
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.filling import FILLED
-from ringverify.diagnosis.gradients import adding
 from ringverify.diagnosis.narrowing import ROUNDED
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.substituting import SUBSTITUTED
@@ -539,7 +538,7 @@ def test_gradients_of_tiles_from_position_0_on_that_are_assigned_are_told():
         gradients=True,
     )
     words = "the dk of each tile of 4 queries, cut from position 0 on, are written over those of the tile before"
-    assert words in explaining(adding.hypotheses(scenes), scenes)
+    assert words in explaining(of_gradients(scenes), scenes)
 
 
 LOST = {3: ((0, 2), (2, 1)), 4: ((1, 3), (3, 0))}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, explaining, seen, where
+from mechanisms import case_of, explaining, of_gradients, seen, where
 
 from ringverify.diagnosis.further_cases import with_scores_far_below_0
-from ringverify.diagnosis.gradients import adding, crossing, other_heads, piecewise, sinks
+from ringverify.diagnosis.gradients import crossing, other_heads, piecewise, sinks
 from ringverify.diagnosis.gradients.piecewise import TooFew, chosen
 from ringverify.diagnosis.masks.made import MADE
 from ringverify.diagnosis.reading import Rule, hypothesis_of
@@ -113,7 +113,7 @@ def test_gradients_that_ranks_write_over_one_another_are_told():
     attend = Implementation(lambda q, k, v, call: Overwritten.apply(q, k, v, call, {}), "over", declared)
     scenes, _ = seen(attend, [case_of(size=size) for size in (4, 3, 2)], gradients=True)
     words = "the dk and dv that come from each rank, one rank after the other, are written over those that were there"
-    assert words in explaining(adding.hypotheses(scenes), scenes)
+    assert words in explaining(of_gradients(scenes), scenes)
 
 
 def by_batch_entry(x, size):
@@ -182,7 +182,7 @@ def test_the_derivative_of_another_softcap_is_told():
         [case_of(softcap=2.0, size=size) for size in (1, 3)], gradients=True
     )  # fmt: skip
     words = "the derivative of the softcap is taken to be 1 - (score / softcap)² of scores before the cap"
-    assert words in explaining(adding.hypotheses(scenes), scenes)
+    assert words in explaining(of_gradients(scenes), scenes)
 
 
 def test_too_few_numbers_are_no_answer():
@@ -564,7 +564,7 @@ def test_gradients_that_begin_at_the_first_ranks_number_of_rows_are_told():
         "the rows of dk and dv that are returned are those at positions of rows from the rank times the first rank's "
         "number of rows on, in the order of the shards"
     )
-    assert words in explaining(adding.hypotheses(scenes), scenes)
+    assert words in explaining(of_gradients(scenes), scenes)
 
 
 class Uneven(torch.autograd.Function):

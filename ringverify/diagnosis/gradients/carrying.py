@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ringverify.diagnosis.gradients.adding import Gradients, Terms, measured
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
@@ -53,7 +53,7 @@ def _on_ranks(home: Home, terms: Terms, names: tuple[TensorName, ...]) -> Gradie
     found: Gradients = {name: np.zeros_like(getattr(scene.truth, name)) for name in names}
     for rank in range(size):
         here = pairs.rank == rank
-        for name, added in terms.sums(names, terms.ds * here, terms.p * here).items():
+        for name, added in terms.sums_over(names, here).items():
             for owner in range(size):
                 into, of = held[home(rank, (rank - owner) % size, size) % size], held[owner]
                 both = min(len(into), len(of))

@@ -14,7 +14,8 @@ import numpy as np
 
 from ringref.attention import per_key_head
 from ringverify.cases.comparing import QKV_GRADIENTS
-from ringverify.diagnosis.gradients.adding import MOVED, Gradients, Moved, Terms, fits, fitted, measured
+from ringverify.diagnosis.gradients.moving import MOVED, Moved
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.pairs import Ints, Mask
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ringverify.diagnosis.gradients.adding import Gradients, Terms, fits, fitted, measured, off
 from ringverify.diagnosis.gradients.crossing import OF_HEADS, TAKEN, Other, Taken, made_with
 from ringverify.diagnosis.gradients.piecewise import READ, TooFew, chosen, read_off
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured, off
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.pairs import Ints, Mask
 from ringverify.diagnosis.scaling import LEFT

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ringverify.cases.comparing import QKV_GRADIENTS
-from ringverify.diagnosis.gradients.adding import FACTORS, Gradients, Terms, fits, fitted, measured
+from ringverify.diagnosis.gradients.adding import FACTORS
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scaling import LEFT
 from ringverify.diagnosis.scene import Array, Scene
@@ -62,7 +63,7 @@ def pieces(terms: Terms, name: TensorName) -> list[Piece]:
         least = getattr(terms.scene.allowed, name).max(initial=0.0)
         for number in range(terms.scene.size):
             here = (pairs.owner if name == "dq" else pairs.rank) == number
-            whole = terms.sums([name], terms.ds * here, terms.p * here)[name]
+            whole = terms.sums_over([name], here)[name]
             for at, held in enumerate(shards):
                 if (np.abs(rows := whole[:, held]) > least).any():
                     found.append(Piece(at, number, rows) if name == "dq" else Piece(number, at, rows))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.gradients.adding import Gradients, Terms, measured
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.masks.positions import late
 from ringverify.diagnosis.pairs import Mask, Pairs
@@ -62,7 +62,7 @@ def _left(names: tuple[TensorName, ...], written: Written, terms: Terms) -> Grad
             own = np.zeros_like(attended)
             own[rows] = True
             wrote = (written(pairs, attended) & own)[rows][:, None, None]
-            for name, part in terms.sums(names, terms.ds * here, terms.p * here).items():
+            for name, part in terms.sums_over(names, here).items():
                 added, left = part[:, rows], before.get(name)
                 room = np.zeros((added.shape[0], max(map(len, shards)), *added.shape[2:])) if left is None else left
                 held = np.where(wrote, added, room[:, : len(rows)])

@@ -1,0 +1,192 @@
+"""Rows of results that are returned elsewhere, and gradients that are added to other rows, or written over."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.masks.positions import POSITIONS, At, late
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
+from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
+from ringverify.diagnosis.scene import Array, Scene
+from ringverify.events import TensorName
+from ringverify.faults.merging import TILES
+
+Writers = Callable[[Pairs], tuple[Ints, Sequence[Ints]]]
+"""Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes."""
+
+
+def _tiles_of(tile: int, pairs: Pairs) -> tuple[Ints, Sequence[Ints]]:
+    return pairs.queries.p // tile, [np.arange(pairs.keys.total)]
+
+
+WRITERS: dict[str, Writers] = {
+    **{
+        f"of each tile of {tile} queries, cut from position 0 on, are written over those of the tile before": (
+            functools.partial(_tiles_of, tile)
+        )
+        for tile in TILES
+    },
+    "that come from each rank, one rank after the other, are written over those that were there": lambda pairs: (
+        np.where(pairs.hop == 0, 0, 1 + pairs.rank), pairs.keys.shards
+    ),
+    "of each hop are written over those of the hop before": lambda pairs: (pairs.hop, pairs.keys.shards),
+}  # fmt: skip
+"""Who may write over what others have added."""
+
+WRITTEN: tuple[tuple[TensorName, ...], ...] = (("dk", "dv"), ("dk",), ("dv",))
+"""Gradients that may be written over, together."""
+
+Moved = Callable[[Pairs, OneSide], Ints]
+"""The position to whose row goes what belongs to the row of each position."""
+
+
+def _moved(place: Callable[[Ints, Ints, Ints], Ints]) -> Moved:
+    def target(pairs: Pairs, x: OneSide) -> Ints:
+        early = ~late(x, pairs).ravel()
+        count = np.array([early[held].sum() for held in x.shards])[x.rank]
+        found: Ints = x.of[x.rank, place(x.place, x.count, count) % np.maximum(x.count, 1)].ravel()
+        return found
+
+    return target
+
+
+def _by_order(order: Callable[[Ints], Ints]) -> Moved:
+    """Return as positions what the order of the rows in the shards, one after the other, makes of positions."""
+    return lambda pairs, x: order(np.concatenate(x.shards))
+
+
+MOVED: dict[str, Moved] = {
+    "the rows that the order of the shards gives, where they are in the order of positions": _by_order(lambda o: o),
+    "the rows that the inverse order of the shards gives, where they are in the order of positions": _by_order(
+        np.argsort
+    ),
+    "the rows that the order of the shards gives where its inverse is needed": _by_order(lambda o: o[o]),
+    "the rows that the inverse order of the shards gives where the order itself is needed": _by_order(
+        lambda o: np.argsort(o)[np.argsort(o)]
+    ),
+    "the rows of the other piece": _moved(
+        lambda place, count, early: np.where(place < early, place + count - early, place - early)
+    ),
+    "the rows in reverse": _moved(lambda place, count, early: count - 1 - place),
+    "the next row": _moved(lambda place, count, early: place + 1),
+    "the row before": _moved(lambda place, count, early: place - 1),
+}
+"""Rows in which what belongs to a row may be instead."""
+
+ADDED: tuple[tuple[TensorName, ...], ...] = (("dv",), ("dk",), ("dk", "dv"), ("dq",))
+"""Gradients of which what is added may go to other rows, together."""
+
+RETURNED: tuple[tuple[TensorName, ...], ...] = (("out",), ("dq",), ("dk", "dv"), ("dk",), ("dv",))
+"""Results whose rows may be taken from the whole sequence at other positions, together."""
+
+SLICES = {text: at for text, at in POSITIONS.items() if text.startswith(("counted", "of ")) and "tile" not in text}
+"""Positions at which rows of results may be taken."""
+
+
+def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints]) -> At:
+    """Return the positions of rows of the whole in the order of the shards, beginning with one for each rank."""
+
+    def at(pairs: Pairs, x: OneSide) -> Ints:
+        order = np.concatenate(x.shards)
+        row = of(pairs, x) + x.place
+        inside = (row >= 0) & (row < len(order))
+        return np.where(inside, order[np.clip(row, 0, max(0, len(order) - 1))], x.total) if len(order) else row
+
+    return at
+
+
+SLICES |= {
+    f"of rows from the rank times {what} on, in the order of the shards": _in_order_of_shards(of)
+    for what, of in {
+        "the rank's own number of rows": lambda pairs, x: x.rank * x.count,
+        "rows // ranks": lambda pairs, x: x.rank * (x.total // pairs.size),
+        "the longest shard": lambda pairs, x: x.rank * max(map(len, x.shards)),
+        "the first rank's number of rows": lambda pairs, x: x.rank * len(x.shards[0]),
+    }.items()
+}
+
+
+def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: Moved, terms: Terms) -> Gradients:
+    at = target(terms.pairs, terms.pairs.queries if names == ("dq",) else terms.pairs.keys)
+    return {name: _to(at, x) for name, x in terms.sums_over(names, part.holds(terms.pairs)).items()}
+
+
+def _of_positions(names: tuple[TensorName, ...], at: At, cleared: bool, terms: Terms) -> Gradients:
+    """Return what changes if each row is that of another position; of none past the end, nor in padding if cleared."""
+    found, gone = Gradients(), terms.pairs.padding[:, 0, 0, :, None, None]
+    for name in names:
+        x = terms.pairs.queries if name in ("out", "dq") else terms.pairs.keys
+        rows, y = at(terms.pairs, x).ravel(), getattr(terms.scene.truth, name)
+        inside = ((rows >= 0) & (rows < x.total))[:, None, None]
+        inside = inside & ~gone if cleared and x is terms.pairs.keys else inside
+        found[name] = np.where(inside, y[:, rows % max(1, x.total)], 0.0) - y if x.total else 0 * y
+    return found
+
+
+def _returned(name: TensorName, target: Moved, terms: Terms) -> Gradients:
+    return {name: _to(target(terms.pairs, terms.pairs.queries), getattr(terms.scene.truth, name))}
+
+
+def _to(rows: Ints, x: Array) -> Array:
+    """Return what changes if every row of a result goes to one of these rows, each of which is taken once."""
+    found = -x
+    found[:, rows] += x
+    return found
+
+
+def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if a key has what the last writer adds that reads it, from its first key to its last."""
+    pairs = terms.pairs
+
+    def read() -> Mask:
+        plain = pairs.queries.p, pairs.keys.p
+        found: Mask = np.any(pairs.counts(lambda name: None if name == "key_lengths" else plain), axis=(0, 1))
+        return found
+
+    seen = terms.scene.once("read whatever the key_lengths", read)
+    number, blocks = order(pairs)
+    number, last = np.broadcast_to(number, seen.shape), np.full(seen.shape[1], -1)
+    for block in blocks:
+        for one in np.unique(number[:, block]):
+            read_here = np.flatnonzero((seen & (number == one))[:, block].any(axis=0))
+            if len(read_here):
+                last[block[read_here[0] : read_here[-1] + 1]] = one
+    gone = number != last
+    return {name: -y for name, y in terms.sums_over(names, gone).items()}
+
+
+def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
+    """Yield what explains results whose rows are in the wrong place, and gradients that are, if out and lse are right.
+
+    Args:
+        scenes: cases, those that fail first.
+    """
+    for where, target in MOVED.items():
+        for name in ("out", "dq"):
+            yield measured(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
+    for names in RETURNED:
+        for text, at in SLICES.items():
+            says = f"the rows of {' and '.join(names)} that are returned are those at positions {text}"
+            for cleared in (False, True):
+                yield measured(says, functools.partial(_of_positions, names, at, cleared))
+    if terms := fitted(scenes):
+        for says, change in _changes():
+            if all(fits(one, change(one)) for one in terms):
+                yield measured(says, change)
+
+
+def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
+    """Yield where what is added may go, in words, and what changes then."""
+    for part in (EVERYWHERE, *PARTS):
+        told = f"{part.text}: " if part.text else ""
+        for (where, target), names in itertools.product(MOVED.items(), ADDED):
+            says = f"{told}what is added to {' and '.join(names)} is added to {where}"
+            yield says, functools.partial(_added_elsewhere, names, part, target)
+    for (says, order), names in itertools.product(WRITERS.items(), WRITTEN):
+        yield f"the {' and '.join(names)} {says}", functools.partial(_written_over, order, names)
