@@ -51,13 +51,13 @@ def named(text):
 def planted(cause, problem, size=2, **how):
     """What runs of a fault say, which is there as its cause foretells, and what foretells it."""
     case = Case(problem=Problem(**problem), world_size=size, values="normal")
-    foretells = Foretelling((cause,), DECLARED, case, gradients=False)
+    foretells = Foretelling((cause,), DECLARED, frozenset({case.sharding}), gradients=False)
     return needs(case, foretells, DECLARED, most_ranks=4, **how), foretells
 
 
-def failing(foretells, count=150):
+def failing(foretells, smallest, count=150):
     """Cases that fail, unlike those that were run."""
-    stream = Varying(DECLARED, 4).scattered([foretells.failing], random.Random(5))
+    stream = Varying(DECLARED, 4).scattered([smallest], random.Random(5))
     return [case for case in itertools.islice(stream, count) if foretells(case)]
 
 
@@ -69,7 +69,8 @@ def test_a_condition_that_the_cause_contradicts_is_put_to_the_test(text, monkeyp
     found, foretells = planted(cause, {"query_length": 4, "window": (1, None)})
     held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
     wrong = [
-        [one.text for one in said.requires if not all(map(one.holds, failing(foretells)))] for said in (found, held)
+        [one.text for one in said.requires if not all(map(one.holds, failing(foretells, found.exploration.case)))]
+        for said in (found, held)
     ]
     assert wrong[0]
     assert not wrong[1]
@@ -88,9 +89,9 @@ def test_causes_that_cannot_be_told_apart_say_what_they_agree_in():
     """Where one says that a case fails and the other that it passes, nothing is known."""
     problem = {"query_length": 6, "window": (1, 0)}
     left, both = (named(f"window off by one: one key too many on {side}") for side in ("the left", "both sides"))
-    _, foretells = planted(left, problem)
+    found, foretells = planted(left, problem)
     together = dataclasses.replace(foretells, causes=(left, both))
-    for case in itertools.islice(Varying(DECLARED, 4).scattered([foretells.failing], random.Random(1)), 60):
+    for case in itertools.islice(Varying(DECLARED, 4).scattered([found.exploration.case], random.Random(1)), 60):
         each = {dataclasses.replace(foretells, causes=(one,))(case) for one in (left, both)}
         assert together(case) == (each.pop() if len(each) == 1 else None)
 
@@ -100,7 +101,7 @@ def test_of_a_sum_that_is_rounded_it_is_known_where_no_digit_is_another():
     cause = Hypothesis("dk and dv are summed in 16 bits", summed_in_input_dtype(step_by_step=True))
     declared = dataclasses.replace(DECLARED, gradients=True, dtypes=("float32", "bfloat16"))
     case = Case(problem=Problem(query_length=6, dtype="bfloat16"), world_size=3, values="normal")
-    foretells = Foretelling((cause,), declared, case, gradients=True, harmless=True)
+    foretells = Foretelling((cause,), declared, frozenset({case.sharding}), gradients=True, harmless=True)
     assert foretells(case) is None
     assert foretells(case.replace(world_size=1)) is False
     assert foretells(case.replace(dtype="float32")) is False
@@ -123,6 +124,25 @@ def test_a_cause_of_another_sharding_than_that_of_all_runs_says_nothing():
     """It foretells none of them: that it contradicts none proves nothing."""
     cause = named("window uses local indices")
     found, foretells = planted(cause, {"query_length": 4, "window": (1, None)})
-    elsewhere = dataclasses.replace(foretells, failing=foretells.failing.replace(sharding="striped"))
+    elsewhere = dataclasses.replace(foretells, shardings=frozenset({"striped"}))
     assert foretells.agrees(found.exploration.seen, lambda: 60.0)
     assert not elsewhere.agrees(found.exploration.seen, lambda: 60.0)
+
+
+def test_a_cause_is_held_against_other_shardings_where_it_foretells_them():
+    """A limit that another sharding does not have is found by a case of that sharding."""
+
+    def fails(case):
+        return case.problem.causal and case.world_size >= (2 if case.sharding == "zigzag" else 3)
+
+    declared = dataclasses.replace(DECLARED, sharding=("contiguous", "zigzag"))
+    cause = Hypothesis("made up", STEPS, judge=lambda scene: None if fails(scene.case) else 0.0)
+    case = Case(problem=Problem(query_length=8, causal=True), world_size=3, values="normal")
+    found = needs(case, fails, declared, most_ranks=4)
+    foretells = Foretelling((cause,), declared, frozenset({"contiguous"}), gradients=False)
+    assert foretells(case.replace(sharding="zigzag")) is None
+    known = foretells.in_other_shardings(found.exploration.seen, lambda: 60.0)
+    assert "zigzag" in known.shardings
+    assert known(case.replace(sharding="zigzag", world_size=2))
+    held = held_against(found, [cause], declared, gradients=False, left=lambda: 60.0)
+    assert not [one.text for one in held.requires if not one.holds(case.replace(sharding="zigzag", world_size=2))]

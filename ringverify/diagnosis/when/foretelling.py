@@ -77,7 +77,7 @@ class Foretelling:
     Attributes:
         causes: the hypotheses.
         capabilities: what the implementation declares.
-        failing: the smallest failing case: of another sharding nothing is known.
+        shardings: those in which it is known to say so: in others, other code may run.
         gradients: whether gradients are compared too.
         harmless: say only which cases pass, as no digit in them is another with a cause: of others it takes the
             rounding of every sum to know that.
@@ -85,14 +85,14 @@ class Foretelling:
 
     causes: tuple[Hypothesis, ...]
     capabilities: Capabilities
-    failing: Case
+    shardings: frozenset[str]
     gradients: bool
     harmless: bool = False
 
     @functools.cache  # noqa: B019 - lives as long as one explanation
     def __call__(self, case: Case) -> bool | None:
         """Return whether a case fails by all causes; `None` where they differ, other code may run, or nothing can."""
-        if case.sharding != self.failing.sharding or (case.values == "selectors" and not selectable(case)):
+        if case.sharding not in self.shardings or (case.values == "selectors" and not selectable(case)):
             return None
         calls = [self._right(call) for call in case.calls]
         if self.harmless:
@@ -116,6 +116,16 @@ class Foretelling:
         found = Scene(case, self.capabilities, Observation(tuple(map(of, range(case.world_size))), None))
         found.__dict__["truth"] = unseen.truth  # the oracle's answer is computed once
         return found
+
+    def in_other_shardings(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> Foretelling:
+        """Return it for all shardings in which it foretells some failures, and the outcome of all runs."""
+        soon, known = left() * 3 / 4, self.shardings
+        for sharding in {case.sharding for case, failed in runs.items() if failed} - self.shardings:
+            those = sorted((case for case in runs if case.sharding == sharding), key=_size)[:FEWEST]
+            there = dataclasses.replace(self, shardings=frozenset({sharding}))
+            if left() > soon and there.agrees({case: runs[case] for case in those}, left):
+                known |= {sharding}
+        return dataclasses.replace(self, shardings=known)
 
     def agrees(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> bool:
         """Whether it foretells the outcome of runs; a few may pass unforeseen, by what is allowed of roundings."""
@@ -159,11 +169,12 @@ def held_against(
     if x is None or any(cause.partial for cause in causes):
         return needs
     for harmless in (False, True):
-        foretells = Foretelling(tuple(causes), capabilities, x.case, gradients, harmless)
+        foretells = Foretelling(tuple(causes), capabilities, frozenset({x.case.sharding}), gradients, harmless)
         if foretells.agrees(x.seen, left):
             break
     else:
         return needs
+    foretells = foretells.in_other_shardings(x.seen, left)
     x.extended(RUNS, left)
     explanation, complete = x.explanation(), needs.complete
     plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)
@@ -245,12 +256,12 @@ def _without_a_limit(
 
 
 def _beyond(x: Exploration, condition: Condition, failing: Sequence[Case]) -> Iterator[Case]:
-    """Yield cases that do not meet a condition, made of ones that fail: with the masks that these have, and others."""
+    """Yield cases that do not meet a condition, made of ones that fail: with their masks and sharding, and others."""
     for base in failing:
         for factor in sorted(condition.factors & x.varying.factors.keys()):
             for one in x.varying.of(base, factor):
-                masks = [name for name in MASKS if getattr(one.problem, name)]
-                several = [one, *(other for name in masks for other in x.varying.of(one, name))]
+                names = ["sharding", *(name for name in MASKS if getattr(one.problem, name))]
+                several = [one, *(other for name in names for other in x.varying.of(one, name))]
                 yield from (other for other in several if not x.met(other, [condition]))
 
 
