@@ -1,7 +1,7 @@
-"""Gradients put together from what each rank adds to each block, where no rule says what becomes of which piece.
+"""Gradients put together from what each rank contributes to each block, where no rule says what becomes of which part.
 
-Which pieces are lost, counted otherwise or taken elsewhere is read off each case anew. So the sentence is about all
-cases, with an example, and not about which pieces it is.
+Which contributions are lost, counted otherwise or taken elsewhere is read off each case anew. So the sentence is about
+all cases, with an example, and not about which these are.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 
 TRIED = 10
-"""Pieces of which every choice is tried, where there are too few numbers to solve for it."""
+"""Contributions of which every choice is tried, where there are too few numbers to solve for it."""
 
 READ = 8
 """Failing cases that are read at most."""
 
 ENOUGH = 2
-"""Cases of which pieces have to be read, if there are so many."""
+"""Cases of which contributions have to be read, if there are so many."""
 
 SHOWN = 2
-"""Pieces that are given as examples."""
+"""Contributions that are given as examples."""
 
 
 class TooFew(Exception):
-    """Too few numbers came back to tell which pieces they are made of."""
+    """Too few numbers came back to tell which contributions they are made of."""
 
 
-class Piece(NamedTuple):
+class Contribution(NamedTuple):
     """What one rank's queries and one owner's keys add to the rows of a gradient.
 
     Attributes:
@@ -55,10 +55,10 @@ class Piece(NamedTuple):
     rows: Array
 
 
-def pieces(terms: Terms, name: TensorName) -> list[Piece]:
-    """Return the pieces of a gradient that are larger than what any element of it may be off by."""
+def contributions(terms: Terms, name: TensorName) -> list[Contribution]:
+    """Return the contributions to a gradient that are larger than what any element of it may be off by."""
 
-    def made() -> list[Piece]:
+    def made() -> list[Contribution]:
         pairs, shards, found = terms.pairs, terms.scene.shards[name != "dq"], []
         least = getattr(terms.scene.allowed, name).max(initial=0.0)
         for number in range(terms.scene.size):
@@ -66,10 +66,10 @@ def pieces(terms: Terms, name: TensorName) -> list[Piece]:
             whole = terms.sums_over([name], here)[name]
             for at, held in enumerate(shards):
                 if (np.abs(rows := whole[:, held]) > least).any():
-                    found.append(Piece(at, number, rows) if name == "dq" else Piece(number, at, rows))
+                    found.append(Contribution(at, number, rows) if name == "dq" else Contribution(number, at, rows))
         return found
 
-    return terms.scene.once(("pieces", name), made)
+    return terms.scene.once(("contributions", name), made)
 
 
 def chosen(columns: Sequence[Array], seen: Array, limit: Array | float) -> tuple[int, ...] | None:
@@ -102,7 +102,7 @@ def chosen(columns: Sequence[Array], seen: Array, limit: Array | float) -> tuple
     return None
 
 
-# -- pieces that count otherwise ---------------------------------------------------------------------------------------
+# -- contributions that count otherwise --------------------------------------------------------------------------------
 
 COUNTED = {
     "is lost": FACTORS["is missing"],
@@ -111,16 +111,16 @@ COUNTED = {
     "lacks the scale": FACTORS["lacks the scale"],
     "is added negated": FACTORS["is negated"],
 }
-"""What becomes of a piece, and how often it counts."""
+"""What becomes of a contribution, and how often it counts."""
 
 
-def _counted_otherwise(name: TensorName, factor: Callable[[Scene], float], terms: Terms) -> list[Piece] | None:
-    """Return the pieces that count otherwise; `None` if what was seen cannot be put together so."""
+def _counted_otherwise(name: TensorName, factor: Callable[[Scene], float], terms: Terms) -> list[Contribution] | None:
+    """Return the contributions that count otherwise; `None` if what was seen cannot be put together so."""
     scene, found, times = terms.scene, [], factor(terms.scene) - 1
     if not times:
         return None
     for rank in range(scene.size):
-        here = [one for one in pieces(terms, name) if (one.rank if name == "dq" else one.owner) == rank]
+        here = [one for one in contributions(terms, name) if (one.rank if name == "dq" else one.owner) == rank]
         off = scene.seen(name, rank) - scene.true(name, rank)
         numbers = chosen([one.rows * times for one in here], off, scene.limit(name, rank))
         if numbers is None:
@@ -141,7 +141,7 @@ def _changed(names: Sequence[TensorName], factor: Callable[[Scene], float], term
     return changes
 
 
-def _example(name: TensorName, found: Sequence[Piece]) -> str:
+def _example(name: TensorName, found: Sequence[Contribution]) -> str:
     shown = [
         f"what the keys of rank {one.owner} add to that of rank {one.rank}"
         if name == "dq"
@@ -151,11 +151,11 @@ def _example(name: TensorName, found: Sequence[Piece]) -> str:
     return " and ".join(shown) + (", and more" if len(found) > SHOWN else "")
 
 
-# -- pieces that arrive elsewhere --------------------------------------------------------------------------------------
+# -- contributions that arrive elsewhere -------------------------------------------------------------------------------
 
 
-class Load(NamedTuple):
-    """What travels together: all pieces of a block, or one, in one batch entry.
+class Bundle(NamedTuple):
+    """What travels together: all contributions to a block, or one, in one batch entry.
 
     Attributes:
         rank: whose queries; `None` of a whole block.
@@ -171,41 +171,41 @@ class Load(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Where a load arrives."""
+    """Where a bundle arrives."""
 
-    load: Load
+    bundle: Bundle
     rank: int
     batch: int
 
     @property
     def elsewhere(self) -> bool:
         """Whether that is not where it belongs."""
-        return (self.rank, self.batch) != (self.load.owner, self.load.batch)
+        return (self.rank, self.batch) != (self.bundle.owner, self.bundle.batch)
 
     def __str__(self) -> str:
-        what = "that" if self.load.rank is None else f"what the queries of rank {self.load.rank} add to that"
+        what = "that" if self.bundle.rank is None else f"what the queries of rank {self.bundle.rank} add to that"
         of = to = ""
-        if self.batch != self.load.batch:
-            of, to = f" in batch entry {self.load.batch}", f" in batch entry {self.batch}"
-        there = f"at rank {self.rank}" if self.rank != self.load.owner else "there"
-        return f"{what} of rank {self.load.owner}{of} arrives {there}{to}"
+        if self.batch != self.bundle.batch:
+            of, to = f" in batch entry {self.bundle.batch}", f" in batch entry {self.batch}"
+        there = f"at rank {self.rank}" if self.rank != self.bundle.owner else "there"
+        return f"{what} of rank {self.bundle.owner}{of} arrives {there}{to}"
 
 
-def _loads(names: Sequence[TensorName], terms: Terms, *, whole: bool) -> list[Load]:
+def _bundles(names: Sequence[TensorName], terms: Terms, *, whole: bool) -> list[Bundle]:
     found: dict[tuple[int | None, int, int], dict[TensorName, Array]] = {}
     for name in names:
-        for one, batch in itertools.product(pieces(terms, name), range(terms.scene.problem.batch)):
+        for one, batch in itertools.product(contributions(terms, name), range(terms.scene.problem.batch)):
             held = terms.scene.shards[1][one.owner]
             nothing = {name: 0 * getattr(terms.scene.truth, name)[batch, held] for name in names}
             here = found.setdefault((None if whole else one.rank, one.owner, batch), nothing)
             here[name] = here[name] + one.rows[batch]
     least = {name: getattr(terms.scene.allowed, name).max(initial=0.0) for name in names}
     large = (key for key, rows in found.items() if any((np.abs(rows[name]) > least[name]).any() for name in names))
-    return [Load(*key, found[key]) for key in large]
+    return [Bundle(*key, found[key]) for key in large]
 
 
 def _moves(names: Sequence[TensorName], whole: bool, terms: Terms) -> list[Move] | None:
-    """Return where each load arrives, if it does and is seen; `None` if what was seen is not made of them.
+    """Return where each bundle arrives, if it does and is seen; `None` if what was seen is not made of them.
 
     Whole blocks have to arrive once each.
     """
@@ -215,18 +215,18 @@ def _moves(names: Sequence[TensorName], whole: bool, terms: Terms) -> list[Move]
             [_placed(rows[name], count).reshape(count, math.prod(rows[name].shape[1:])) for name in names], axis=1
         )
 
-    scene, moves, loads = terms.scene, list[Move](), _loads(names, terms, whole=whole)
+    scene, moves, bundles = terms.scene, list[Move](), _bundles(names, terms, whole=whole)
     for rank, batch in itertools.product(range(scene.size), range(scene.problem.batch)):
         count = len(scene.shards[1][rank])
         seen, limit = ({name: of(name, rank)[batch] for name in names} for of in (scene.seen, scene.limit))
-        # Two pieces too small to be among the loads may add up in one place.
+        # Two contributions too small to be among the bundles may add up in one place.
         limit = {name: limit[name] + 2 * getattr(scene.allowed, name).max(initial=0.0) for name in names}
-        numbers = chosen([joined(one.rows, count) for one in loads], joined(seen, count), joined(limit, count))
+        numbers = chosen([joined(one.rows, count) for one in bundles], joined(seen, count), joined(limit, count))
         if numbers is None:
             return None
-        moves += [Move(loads[number], rank, batch) for number in numbers]
+        moves += [Move(bundles[number], rank, batch) for number in numbers]
     room = all(map(len, scene.shards[1]))  # what arrives at a rank that holds no keys is not seen
-    once = len({id(one.load) for one in moves}) == len(moves) and (len(moves) == len(loads) or not room)
+    once = len({id(one.bundle) for one in moves}) == len(moves) and (len(moves) == len(bundles) or not room)
     return moves if (once or not whole) and any(one.elsewhere for one in moves) else None
 
 
@@ -243,7 +243,7 @@ def _arrived(names: Sequence[TensorName], whole: bool, terms: Terms) -> Gradient
     changes: Gradients = {name: -getattr(terms.scene.truth, name) for name in names}
     for one, name in itertools.product(moves, names):
         held = terms.scene.shards[1][one.rank]
-        changes[name][one.batch, held] += _placed(one.load.rows[name], len(held))
+        changes[name][one.batch, held] += _placed(one.bundle.rows[name], len(held))
     return changes
 
 
@@ -280,9 +280,9 @@ def _in_order(moves: Sequence[Move], terms: Terms) -> str | None:
     ranks, entries = terms.scene.size, terms.scene.problem.batch
     if entries == 1:
         return None
-    if all((one.rank, one.batch) == divmod(one.load.batch * ranks + one.load.owner, entries) for one in moves):
+    if all((one.rank, one.batch) == divmod(one.bundle.batch * ranks + one.bundle.owner, entries) for one in moves):
         return "what lies by batch entry and rank is taken by rank and batch entry"
-    if all((one.batch, one.rank) == divmod(one.load.owner * entries + one.load.batch, ranks) for one in moves):
+    if all((one.batch, one.rank) == divmod(one.bundle.owner * entries + one.bundle.batch, ranks) for one in moves):
         return "what lies by rank and batch entry is taken by batch entry and rank"
     return None
 
