@@ -75,7 +75,7 @@ def _filled_up_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
     """Return how many rows of 0 fill up shorter blocks, where no mask hides what comes after a shard."""
     p, keys, i = pairs.problem, pairs.keys, pairs.queries.p
     found, shards = np.zeros(pairs.true.shape[:3], dtype=np.int64), keys.shards
-    if p.documents is not None or p.key_lengths is not None or p.dilation is not None:
+    if pairs.case.replicated or p.documents is not None or p.key_lengths is not None or p.dilation is not None:
         return found
     for rank, place in ((rank, n) for rank, held in enumerate(shards) for n in range(len(held), keys.of.shape[1])):
         at = place * len(shards) + rank if pairs.case.sharding == "striped" else keys.of[rank, place]

@@ -223,7 +223,8 @@ def _bounded(tile: int, ends: Ends, end: str, past: bool, pairs: Pairs) -> Count
 
     With `past`, they end one key before the last query's last, or begin one after the first query's first.
     """
-    if not pairs.queries.total or not pairs.present() or (found := ends(pairs, end)) is None:
+    nothing = not pairs.queries.total or not pairs.keys.total or not pairs.present()
+    if nothing or (found := ends(pairs, end)) is None:
         return None
     bound = found[..., _of_tile(tile, pairs, last=past == (end == "last"))][..., None]
     outside: Mask = pairs.keys.p < bound + past if end == "first" else pairs.keys.p >= bound + (not past)
