@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.cases.shapes import fitted
 from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.accounting import Account
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.explaining import afresh, judged
+from ringverify.check.following import STATE_SEARCH, what_it_follows
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
 from ringverify.check.sameness import ToldFailure, repeated
 from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.conduct import differing, in_words, of_state
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.when.needs import MOST_RANKS
-from ringverify.diagnosis.when.varying import Varying
 from ringverify.errors import Inconclusive
-from ringverify.events import Needed
 from ringverify.properties.property import Judgement, Property
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
@@ -37,22 +32,6 @@ HUNG_DEADLINE = 1.0
 
 HUNG_SHRINKING = 1.0
 """Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
-
-STATE_SUSPECTS = 12
-"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
-
-STATE_SEARCH = 10.0
-"""Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two."""
-
-ALIKE = {"ranks": "world_size", "length": "query_length", "causal": "causal", "sharding": "sharding"}
-"""Factors that may have to be the same in an earlier call whose state is used again, since it is kept by them too, each
-with its field."""
-
-STATE_VARYING = 3.0
-"""Seconds for finding that out; every attempt costs a fresh process."""
-
-STATE_SHRINKING = 10.0
-"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
 
 
 class _Unrepeated(BaseException):
@@ -158,7 +137,7 @@ def _smallest(
         until = time.monotonic() + STATE_SEARCH
         for one in dict.fromkeys((case, found.case)):
             before = tuple(dict.fromkeys((found.case, *found.history)))
-            after, smaller, seen = _what_it_follows(property, runner, one, before, share, until=until)
+            after, smaller, seen = what_it_follows(property, runner, one, before, share, until=until)
             if after:
                 return after, smaller, seen
         return (), case, Judgement(0.0, None)
@@ -258,81 +237,3 @@ def _shrunk(
     shrunk = attempt(mishaps, "shrinking the case", smaller, None)
     cut = shrunk is not None and not shrunk.complete and allowed < seconds
     return way, shrunk, "before the smallest case was found" if cut else None
-
-
-def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Needed | None:
-    """Return what a case needs that fails after another one, with what has to be the same in both.
-
-    That is another length, say, with which the earlier one lets it pass. Where the two differ in several fields, or it
-    is no state that was found, it is what was known before.
-    """
-    fields = tuple(differing(shown.case, shown.after[0]))
-    if shown.needs is None or len(fields) != 1 or shown.needs.requires != of_state(fields)[:1]:
-        return shown.needs
-    varying, alike = Varying(runner.capabilities, MOST_RANKS), list[str]()
-    until = time.monotonic() + STATE_VARYING
-    for factor, field in ALIKE.items():
-        others = [one for one in varying.of(shown.after[0], factor) if property.applies(one, runner.capabilities)]
-        if not others or field in fields or time.monotonic() > until:
-            continue
-        other = min(others, key=lambda one: len(differing(shown.after[0], one)))
-        if afresh(property, runner, [other, shown.case]).violation is None:
-            alike.append(in_words(field))
-    return dataclasses.replace(shown.needs, requires=of_state(fields, alike)[:1])
-
-
-def _what_it_follows(
-    property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share, *, until: float
-) -> tuple[tuple[Case, ...], Case, Judgement]:
-    """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
-
-    First it is the case itself with one field as in a case before: the two are shrunk together, so that they differ in
-    what the state does not tell apart; no field is begun past `until`, a value of `time.monotonic()`. Then it is one of
-    the cases before, shrunk by itself. `case` has to fail twice in the same way: a failure by chance would follow any.
-
-    Returns:
-        the earlier case; the case, shrunk if that is of use; and the judgement of the case after it. If there is none,
-        `()`, the case and a pass.
-    """
-
-    def after(other: Case, one: Case = case) -> Judgement:
-        return afresh(property, runner, [other, one])
-
-    def fails(other: Case | None, one: Case = case) -> bool:
-        return other is not None and after(other, one).violation is not None
-
-    def like(one: Case, change: dict[str, object]) -> Case | None:
-        """The case with a field changed, if it can test the property."""
-        try:
-            other = fitted(one.replace(**change), runner.capabilities)
-        except ValueError:
-            return None
-        possible = why_unsupported(other, runner.capabilities) is None and property.applies(other, runner.capabilities)
-        return other if possible and differing(one, other).keys() <= change.keys() else None
-
-    def both(one: Case, change: dict[str, object]) -> bool:
-        return fails(like(one, change), one) and afresh(property, runner, [one]).violation is None
-
-    latest: dict[str, object] = {}
-    for earlier in before:
-        latest = differing(case, earlier) | latest
-    for name, value in latest.items():
-        if time.monotonic() > min(until, share.late):
-            break
-        if not both(case, {name: value}):
-            continue
-        smaller = functools.partial(both, change={name: value})
-        one = shrink(case, smaller, runner.capabilities, seconds=STATE_SHRINKING).case
-        if (other := like(one, {name: value})) is not None and same_failure(
-            found := after(other, one), after(other, one)
-        ):
-            return (other,), one, found
-    for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
-        if time.monotonic() > share.late:
-            break
-        if same_failure(after(earlier), after(earlier)):
-            shrunk = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING)
-            found = after(shrunk.case)
-            if same_failure(found, after(shrunk.case)):
-                return (shrunk.case,), case, found
-    return (), case, Judgement(0.0, None)

@@ -26,7 +26,7 @@ from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
-from ringverify.check.finishing import with_what_is_alike
+from ringverify.check.following import with_what_is_alike
 from ringverify.check.hunting import hunt
 from ringverify.check.jobs import Jobs, setup_of
 from ringverify.check.mishap import Mishap, attempt, with_mishaps

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.check import accounting, finishing, sameness
+from ringverify.check import accounting, finishing, following, sameness
 from ringverify.check.beside import beside
 from ringverify.check.budget import ENDLESS
 from ringverify.check.drawing import drawn
@@ -353,25 +353,36 @@ def test_an_input_that_is_scaled_in_place_is_told_with_its_factor(change, says):
     assert found.diagnosis.text is None if says is None else found.diagnosis.text.startswith(says)
 
 
-def test_state_is_told_by_what_its_key_lacks(monkeypatch):
-    """A window of an earlier call serves a later one of the same length: the two calls differ in the window alone."""
+@pytest.mark.parametrize(
+    "key, same",
+    [
+        pytest.param(lambda call: (call.rank, call.problem.nq), "length", id="lengths"),
+        pytest.param(lambda call: (call.rank, tuple(call.positions.tolist())), "positions on a rank", id="positions"),
+        pytest.param(
+            lambda call: (call.rank, call.problem.nq, call.causal, call.problem.heads),
+            "length, causal mask and heads",
+            id="more",
+        ),
+    ],
+)
+def test_state_is_told_by_what_its_key_lacks(monkeypatch, key, same):
+    """A window of an earlier call serves a later one with the same key: the two calls differ in the window alone."""
     kept = {}
 
     def attend(q, k, v, call):
-        window = kept.setdefault((call.rank, call.problem.nq), call.window)
-        told = call.problem.replace(window=window)
+        told = call.problem.replace(window=kept.setdefault(key(call), call.window))
         return plain(q, k, v, dataclasses.replace(call, problem=told))
 
     def afresh(property, runner, cases):
         kept.clear()
         return [judged(property, case, runner) for case in cases][-1]
 
-    monkeypatch.setattr(finishing, "afresh", afresh)
+    monkeypatch.setattr(following, "afresh", afresh)
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
     late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
-    early = late.replace(window=(2, 0), heads=1, seed=7)
+    early = late.replace(window=(2, 0), seed=7)
     other = late.replace(query_length=8)
-    after, case, judgement = finishing._what_it_follows(FORWARD, runner, late, (other, early), ENDLESS, until=math.inf)
+    after, case, judgement = following.what_it_follows(FORWARD, runner, late, (other, early), ENDLESS, until=math.inf)
     assert [differing(case, one) for one in after] == [{"window": (2, 0)}]
     assert case.problem.nq < late.problem.nq
     assert judgement.violation is not None
@@ -379,10 +390,10 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch):
     assert needs == "an earlier call in the same process with another window"
     told = Needed(requires=(needs,), irrelevant=(), complete=True)
     found = Counterexample(case, judgement.violation, "", case, 0, True, True, after, needs=told)
-    (said,) = finishing.with_what_is_alike(FORWARD, runner, found).requires
-    assert said == f"{needs} and the same length"
+    (said,) = following.with_what_is_alike(FORWARD, runner, found).requires
+    assert said == f"{needs} and the same {same}"
     several = dataclasses.replace(found, after=(after[0].replace(seed=99),))
-    assert finishing.with_what_is_alike(FORWARD, runner, several) == told
+    assert following.with_what_is_alike(FORWARD, runner, several) == told
     assert cause.startswith("what an earlier call with another window leaves behind")
 
 

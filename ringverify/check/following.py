@@ -1,0 +1,159 @@
+"""A case that fails only after another one, in one process: what is left behind, and what it is kept by."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+
+import numpy as np
+
+from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.running import Runner, shards
+from ringverify.cases.shapes import fitted
+from ringverify.cases.shrinking import shrink
+from ringverify.check.budget import Share
+from ringverify.check.explaining import afresh
+from ringverify.check.repeating import same_failure
+from ringverify.check.searching import Counterexample
+from ringverify.diagnosis.conduct import differing, in_words, of_state
+from ringverify.diagnosis.when.needs import MOST_RANKS
+from ringverify.diagnosis.when.varying import Varying
+from ringverify.events import Needed
+from ringverify.properties.property import Judgement, Property
+
+STATE_SUSPECTS = 12
+"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
+
+STATE_SEARCH = 10.0
+"""Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two."""
+
+STATE_VARYING = 5.0
+"""Seconds for finding out what has to be the same in both; every attempt costs a fresh process."""
+
+STATE_SHRINKING = 10.0
+"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
+
+PLACES = {"ranks": "world_size", "length": "query_length", "sharding": "sharding"}
+"""Factors that decide which positions a rank holds, each with its field."""
+
+KEPT_BY = {
+    **PLACES,
+    "causal": "causal",
+    "window": "window",
+    "documents": "documents",
+    "key_lengths": "key_lengths",
+    "dilation": "dilation",
+    "batch": "batch",
+    "heads": "heads",
+    "key heads": "key_heads",
+    "dims": "head_dim",
+    "dtype": "dtype",
+    "softcap": "softcap",
+    "scale": "scale",
+}
+"""Factors that may have to be the same in an earlier call whose state is used again, since it is kept by them too, each
+with its field; the likeliest first."""
+
+POSITIONS = "positions on a rank"
+"""What is the same, where other lengths or ranks do as long as some rank holds the same positions."""
+
+SHARED = 3
+"""Variants of lengths and ranks, in which some rank holds the same positions, that are tried before this is denied."""
+
+
+def what_it_follows(
+    property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share, *, until: float
+) -> tuple[tuple[Case, ...], Case, Judgement]:
+    """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
+
+    First it is the case itself with one field as in a case before: the two are shrunk together, so that they differ in
+    what the state does not tell apart; no field is begun past `until`, a value of `time.monotonic()`. Then it is one of
+    the cases before, shrunk by itself. `case` has to fail twice in the same way: a failure by chance would follow any.
+
+    Returns:
+        the earlier case; the case, shrunk if that is of use; and the judgement of the case after it. If there is none,
+        `()`, the case and a pass.
+    """
+
+    def after(other: Case, one: Case = case) -> Judgement:
+        return afresh(property, runner, [other, one])
+
+    def fails(other: Case | None, one: Case = case) -> bool:
+        return other is not None and after(other, one).violation is not None
+
+    def like(one: Case, change: dict[str, object]) -> Case | None:
+        """The case with a field changed, if it can test the property."""
+        try:
+            other = fitted(one.replace(**change), runner.capabilities)
+        except ValueError:
+            return None
+        possible = why_unsupported(other, runner.capabilities) is None and property.applies(other, runner.capabilities)
+        return other if possible and differing(one, other).keys() <= change.keys() else None
+
+    def both(one: Case, change: dict[str, object]) -> bool:
+        return fails(like(one, change), one) and afresh(property, runner, [one]).violation is None
+
+    latest: dict[str, object] = {}
+    for earlier in before:
+        latest = differing(case, earlier) | latest
+    for name, value in latest.items():
+        if time.monotonic() > min(until, share.late):
+            break
+        if not both(case, {name: value}):
+            continue
+        smaller = functools.partial(both, change={name: value})
+        one = shrink(case, smaller, runner.capabilities, seconds=STATE_SHRINKING).case
+        if (other := like(one, {name: value})) is not None and same_failure(
+            found := after(other, one), after(other, one)
+        ):
+            return (other,), one, found
+    for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
+        if time.monotonic() > share.late:
+            break
+        if same_failure(after(earlier), after(earlier)):
+            shrunk = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING)
+            found = after(shrunk.case)
+            if same_failure(found, after(shrunk.case)):
+                return (shrunk.case,), case, found
+    return (), case, Judgement(0.0, None)
+
+
+def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Needed | None:
+    """Return what a case needs that fails after another one, with what has to be the same in both.
+
+    That is another length, say, with which the earlier one lets it pass. Where the two differ in several fields, or it
+    is no state that was found, it is what was known before.
+    """
+    case, earlier = shown.case, shown.after[0]
+    fields = tuple(differing(case, earlier))
+    if shown.needs is None or len(fields) != 1 or shown.needs.requires != of_state(fields)[:1]:
+        return shown.needs
+    varying = Varying(runner.capabilities, MOST_RANKS)
+    until = time.monotonic() + STATE_VARYING
+
+    def variants(factor: str) -> list[Case]:
+        """The earlier case with a factor changed, the least changed first."""
+        others = [one for one in varying.of(earlier, factor) if property.applies(one, runner.capabilities)]
+        return sorted(others, key=lambda one: len(differing(earlier, one)))
+
+    def passes(other: Case) -> bool:
+        return afresh(property, runner, [other, case]).violation is None
+
+    alike = list[str]()
+    for factor, field in KEPT_BY.items():
+        if field not in fields and time.monotonic() < until and any(map(passes, variants(factor)[:1])):
+            alike.append(factor)
+    if not PLACES.keys().isdisjoint(alike):
+        others = (one for factor in PLACES for one in variants(factor) if _share_positions(one, case, runner))
+        if not all(map(passes, itertools.islice(others, SHARED))):
+            alike = [POSITIONS, *(factor for factor in alike if factor not in PLACES)]
+    same = [in_words(KEPT_BY.get(factor, factor)) for factor in alike]
+    return dataclasses.replace(shown.needs, requires=of_state(fields, same)[:1])
+
+
+def _share_positions(one: Case, other: Case, runner: Runner) -> bool:
+    """Return whether some rank holds the same queries and some rank the same keys in both cases, none of them empty."""
+    sides = zip(shards(one, runner.capabilities), shards(other, runner.capabilities), strict=True)
+    return all(any(len(a) and np.array_equal(a, b) for a in mine for b in theirs) for mine, theirs in sides)
