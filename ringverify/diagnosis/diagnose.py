@@ -22,10 +22,11 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Observation
 from ringverify.diagnosis import overflowing, reading, scaling, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
+from ringverify.diagnosis.fitting import Alike, in_ring_of_teams, in_some_places, in_some_rows
 from ringverify.diagnosis.further_cases import (
     cost,
     fresh,
+    in_other_heads,
     in_other_numbers,
     like,
     runnable,
@@ -186,8 +187,8 @@ def _of_sinks(
 class _Inquiry:
     """A failing case whose cause is sought, and what has been seen of cases like it.
 
-    Hypotheses are tried in stages: those of the catalogue; what is fitted to the cases that were seen; those of the
-    catalogue in some rows; and on some blocks or ranks. A later stage takes more to say.
+    Hypotheses are tried in stages: those of the catalogue; the same in a ring of teams; what is fitted to cases that
+    were seen; those of the catalogue in some rows; and on some blocks or ranks. A later stage takes more to say.
 
     Args:
         smallest: the smallest failing case.
@@ -230,13 +231,14 @@ class _Inquiry:
     def diagnosis(self) -> Diagnosis:
         """Return a diagnosis with the hypotheses that explain all cases, without `where` and `region`."""
         sometimes: list[Standing] = []
-        for stage in (self._in_every_place, self._fitted, self._in_some_rows, self._in_some_places):
-            if sometimes and stage != self._fitted:
+        first = (self._in_every_place, self._in_ring_of_teams, self._fitted)
+        for stage in (*first, self._in_some_rows, self._in_some_places):
+            if sometimes and stage not in first:
                 break
             left = self._held_against_scenes(stage())
-            named = self._settled(left)
+            named = self._told_apart(self._settled(left))
             if stage == self._fitted:
-                named, left = self._of_measured(named), []
+                named, left = self._measured(named), []
             named = self._told_apart_by_gradients(named)
             if named and all(one.in_all_like_it for one in named):
                 return self._told(named)
@@ -251,6 +253,13 @@ class _Inquiry:
 
     def _in_every_place(self) -> Iterable[Standing]:
         return self._whole
+
+    def _in_ring_of_teams(self) -> Iterator[Standing]:
+        explaining = [one.hypothesis for one in self._whole]
+        for number, alike in enumerate(in_ring_of_teams(self._known, explaining, self._smallest)):
+            if number % LOOK == 0 and self._patience.left() <= 0:
+                return
+            yield from self._alike(alike)
 
     def _fitted(self) -> Iterator[Standing]:
         """Yield what is measured or read of the cases that were seen; more cases are seen for it."""
@@ -317,9 +326,19 @@ class _Inquiry:
         fewest = min((len(one.only) for one in named), default=0)
         return [one for one in named if len(one.only) == fewest]
 
-    def _of_measured(self, named: list[Standing]) -> list[Standing]:
+    def _told_apart(self, named: list[Standing]) -> list[Standing]:
+        """Return the hypotheses that further cases leave, of which so many are run until they leave one sentence."""
+        smallest = self._smallest.case
+        heads, numbers = (runnable(of(smallest), self._capabilities) for of in (in_other_heads, in_other_numbers))
+        scenes = self._answered_later(heads, self._failing, self._passing, numbers)
+        while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
+            named = [one for one in named if one.stands(scene)] or named
+            fewest = min(len(one.excused) for one in named)
+            named = [one for one in named if len(one.excused) == fewest]
+        return named
+
+    def _measured(self, named: list[Standing]) -> list[Standing]:
         """Return the first of the hypotheses that were fitted to some cases, if it is so in all others."""
-        named = _refuted(named, self._answered_later(self._failing, self._passing))
         needed = {one.text for one in self._requires}
         return [one for one in named[:1] if one.in_all_like_it or one.when_it_fails(needed)]
 
@@ -373,15 +392,6 @@ class _Inquiry:
             scene = _seen(self._observe, case, self._capabilities)
             if scene is not None and comparable(scene):
                 yield scene
-
-
-def _refuted(named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
-    """Return the hypotheses that further cases leave, of which as many are run as it takes to leave one sentence."""
-    while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
-        named = [one for one in named if one.stands(scene)] or named
-        fewest = min(len(one.excused) for one in named)
-        named = [one for one in named if len(one.excused) == fewest]
-    return named
 
 
 def diagnose_rounding(

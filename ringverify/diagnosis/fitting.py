@@ -1,10 +1,11 @@
-"""Known faults that hold in part: in some rows of a result, on some blocks, in what some ranks add to gradients."""
+"""Known faults in part: in some rows, on some blocks, in what some ranks add to gradients; and in rings of teams."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ringverify.diagnosis.grids import GRIDS, Grid, as_teams_see
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.limiting import AFTER_PARTS, BLOCKS, BLOCKWISE, RANKS, Limitable, limited
 from ringverify.diagnosis.misunderstood import LAYOUT
@@ -12,7 +13,7 @@ from ringverify.diagnosis.reproducing import place_of
 from ringverify.diagnosis.rows import all_wrong
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
-from ringverify.faults.ring import BACKWARD, FORWARD
+from ringverify.faults.ring import BACKWARD, FORWARD, STEPS
 
 Alike = Sequence[Hypothesis]
 """Hypotheses that predict the same of a case."""
@@ -62,6 +63,30 @@ def in_some_places(known: Sequence[Hypothesis], scene: Scene) -> Iterator[Alike]
         for places, texts in by_ranks.items() if backward else ():
             if places and fault.may_fit(places):
                 yield [replace(hypothesis, ranks=RANKS[text], more=f"{more}, {text}") for text in texts]
+
+
+def in_ring_of_teams(known: Sequence[Hypothesis], explaining: Sequence[Hypothesis], scene: Scene) -> Iterator[Alike]:
+    """Yield faults of a ring as those of a ring of teams.
+
+    Args:
+        known: all hypotheses.
+        explaining: those that explain the case in a ring of its ranks, as they do where every rank is a team.
+        scene: the case.
+    """
+    alike: dict[int, list[Grid]] = {}
+    for grid in GRIDS:
+        alike.setdefault(id(as_teams_see(scene, grid)), []).append(grid)
+    for grids in alike.values():
+        there = as_teams_see(scene, grids[0])
+        if there.size > 1:  # one team makes no hop
+            for one in explaining if there is scene else known:
+                yield [_in_ring_of(grid, one) for grid in grids]
+
+
+def _in_ring_of(grid: Grid, one: Hypothesis) -> Hypothesis:
+    return replace(
+        one, more=one.more + grid.whose, steps=STEPS, judge=lambda scene: one.explains(as_teams_see(scene, grid))
+    )
 
 
 def _backward_alone(scene: Scene) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from ringref import pattern
 from ringref.sharding import Positions
+from ringverify.diagnosis.grids import Grid, joined, largest_divisor, smallest_divisor
 from ringverify.diagnosis.scene import Counts, Scene
 
 Ints = NDArray[np.int64]
@@ -105,25 +105,16 @@ class Pairs:
             found.append(one)
         return found
 
-    @functools.cached_property
-    def of_teams(self) -> Pairs:
-        """The pairs as teams of ranks see them that exchange heads, and whose joined shards then go round a ring.
-
-        As many ranks are a team as divide ranks and key heads; if that is one, these are the same pairs.
-        """
-        together = math.gcd(self.size, self.problem.hk)
-        if together == 1 or self.case.replicated:
+    def of_teams(self, grid: Grid) -> Pairs:
+        """Return the pairs as teams see them whose joined shards go round a ring; these if every rank is a team."""
+        teams = grid.teams(self.case)
+        if len(teams) == self.size:
             return self
         one = copy.copy(self)
         one.__dict__.pop("of_branches", None)
-        one.size = self.size // together
+        one.size = len(teams)
         one.queries, one.keys = (
-            side(
-                [np.sort(np.concatenate(x.shards[at : at + together])) for at in range(0, self.size, together)],
-                x.total,
-                keys=x is self.keys,
-            )
-            for x in (self.queries, self.keys)
+            side(joined(x.shards, teams), x.total, keys=x is self.keys) for x in (self.queries, self.keys)
         )
         one.rank, one.owner = one.queries.rank, one.keys.rank
         one.hop = (one.rank - one.owner) % one.size
@@ -193,16 +184,9 @@ class Otherwise:
     lse: float = -np.inf
 
 
-TEAM = "of as many ranks as divide ranks and key heads"
-"""Which ranks exchange heads, where these then go round a ring, to follow "teams"."""
-
 INNER: dict[str, Callable[[int], int]] = {
-    "as many ranks as the smallest divisor of their number": lambda size: next(
-        (n for n in range(2, size + 1) if size % n == 0), 1
-    ),
-    "as many ranks as the largest divisor of their number": lambda size: next(
-        (n for n in range(size - 1, 1, -1) if size % n == 0), size
-    ),
+    "as many ranks as the smallest divisor of their number": smallest_divisor,
+    "as many ranks as the largest divisor of their number": largest_divisor,
 }
 """How many neighbours may be an inner ring in a ring of rings, by ranks; a prime number of ranks is one ring."""
 

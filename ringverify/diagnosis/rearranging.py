@@ -17,7 +17,7 @@ import numpy as np
 from ringref.attention import attention
 from ringref.rounding import allowed_error
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
-from ringverify.diagnosis.pairs import TEAM, Ints
+from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -139,17 +139,8 @@ ROWS: dict[str, Rearranged] = {
 }
 
 
-def _between_teams(by: int, scene: Scene, x: Array, of_keys: int) -> Array:
-    """Read the shards of the ranks of a team that comes after, by so many: a team's ranks share the key heads."""
-    return _between_ranks(lambda n: np.roll(np.arange(n), -by * _divisor(scene)), scene, x, of_keys)
-
-
 WHOLE: dict[str, Rearranged] = {
     **{f"whole shards, {how}": functools.partial(_between_ranks, of) for how, of in ORDERS.items()},
-    **{
-        f"shards of whole teams {TEAM}, {how}": functools.partial(_between_teams, by)
-        for how, by in (("one team on", -1), ("one team back", 1))
-    },
     **{f"heads, {how}": functools.partial(_along, 2, of) for how, of in ORDERS.items()},
     **{f"batch elements, {how}": functools.partial(_along, 0, of) for how, of in ORDERS.items()},
 }

@@ -19,7 +19,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-from ringverify.cases.case import sharding_of
 from ringverify.cases.inputs import lay_out
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.faults.place import Block, Here
@@ -190,7 +189,7 @@ def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64, dtyp
             rank=rank,
             world_size=scene.size,
             problem=scene.problem,
-            sharding=sharding_of(scene.case, scene.capabilities),
+            sharding=scene.sharding,
             positions=queries,
             key_positions=keys,
             sinks=None if scene.inputs.sinks is None else torch.from_numpy(scene.inputs.sinks.copy()),

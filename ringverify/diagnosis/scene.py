@@ -19,8 +19,8 @@ from ringref.attention import Answer, attention
 from ringref.pattern import multiplicity
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import Allowed, Pipeline, allowed_error, margins
-from ringref.sharding import Positions
-from ringverify.cases.case import Case
+from ringref.sharding import Positions, Sharding
+from ringverify.cases.case import Case, sharding_of
 from ringverify.cases.comparing import pipeline_of
 from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.running import Observation, shards
@@ -76,6 +76,11 @@ class Scene:
     def inputs(self) -> Inputs:
         """Inputs and cotangents of all ranks together."""
         return make_inputs(self.case)
+
+    @functools.cached_property
+    def sharding(self) -> Sharding:
+        """Which rank holds which positions, as calls are told."""
+        return sharding_of(self.case, self.capabilities)
 
     @functools.cached_property
     def shards(self) -> tuple[list[Positions], list[Positions]]:

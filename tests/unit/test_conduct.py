@@ -354,7 +354,7 @@ def test_an_input_that_is_scaled_in_place_is_told_with_its_factor(change, says):
 
 
 @pytest.mark.parametrize(
-    "key, same",
+    ("key", "same"),
     [
         pytest.param(lambda call: (call.rank, call.problem.nq), "length", id="lengths"),
         pytest.param(lambda call: (call.rank, tuple(call.positions.tolist())), "positions on a rank", id="positions"),

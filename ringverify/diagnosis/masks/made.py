@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 
 from ringref import pattern
+from ringverify.diagnosis.grids import BY_HEADS
 from ringverify.diagnosis.masks.dilating import ways_to_dilate
 from ringverify.diagnosis.masks.documents import (
     apart,
@@ -47,7 +48,6 @@ from ringverify.diagnosis.masks.windows import ways_to_lay_one_end, ways_to_lay_
 from ringverify.diagnosis.pairs import (
     CONSTRAINTS,
     NOT_COMPUTED,
-    TEAM,
     Ints,
     Mask,
     OneSide,
@@ -167,11 +167,11 @@ def _made() -> Iterator[Otherwise]:
         says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"
         yield Otherwise(says, functools.partial(_as_block_of_the_world, number), 0.5)
     yield Otherwise("keys of blocks that have wrapped around the ring are taken for keys before the first", _wrapped, 1)
-    for teams, spared, (text, skips) in product((False, True), (False, True), ways_to_skip()):
+    for grid, spared, (text, skips) in product((None, *BY_HEADS), (False, True), ways_to_skip()):
         never = ", but never a rank's own" if spared else ""
-        whose = f", blocks being those of teams {TEAM}" if teams else ""
-        cost = 1 + 0.25 * spared + 0.5 * teams
-        yield Otherwise(text + never + whose, functools.partial(skipped, skips, spared, teams), cost)
+        whose = "" if grid is None else grid.whose
+        cost = 1 + 0.25 * spared + 0.5 * (grid is not None)
+        yield Otherwise(text + never + whose, functools.partial(skipped, skips, spared, grid), cost)
     for text, of_tiles in ways_to_leave_unmasked():
         yield Otherwise(text, of_tiles, 1)
     yield from ways_to_merge()

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from ringverify.diagnosis.grids import Grid
 from ringverify.diagnosis.masks.documents import apart, bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
@@ -35,16 +36,16 @@ Skips = Callable[[Pairs, Ends], "Mask | None"]
 """Whether a block, or a tile of it, is skipped, by pairs; `None` where the mask is not there that would skip it."""
 
 
-def skipped(skips: Skips, spared: bool, teams: bool, pairs: Pairs) -> Counts | None:
+def skipped(skips: Skips, spared: bool, grid: Grid | None, pairs: Pairs) -> Counts | None:
     """Return counts without the pairs of blocks, or tiles of them, that are skipped.
 
     Args:
         skips: whether a block is skipped.
         spared: whether a rank's own is not.
-        teams: whether blocks are those of teams; see `Pairs.of_teams`.
+        grid: whose teams' blocks they are, if not those of ranks.
         pairs: the pairs.
     """
-    pairs = pairs.of_teams if teams else pairs
+    pairs = pairs if grid is None else pairs.of_teams(grid)
     skip = skips(pairs, Ends(pairs))
     return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
 

@@ -408,6 +408,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.p.hk % one.case.world_size == 0 and one.p.hk > one.case.world_size),
     "several_teams": ("at least 3 teams of as many ranks as divide ranks and key heads", "key heads+ranks", 1.5,
         lambda one: one.case.world_size // math.gcd(one.case.world_size, one.p.hk) > 2),
+    "several_teams_by_heads": ("at least 3 teams of as many ranks as divide ranks and heads", "heads+ranks", 1.49,
+        lambda one: one.case.world_size // math.gcd(one.case.world_size, one.p.heads) > 2),
     "below_diagonal": ("at least 2 ranks, or not causal", "causal+ranks", 1.6,
         lambda one: one.case.world_size > 1 or not one.p.causal),
     "calls": ("several calls on one cache", "calls", 1.0, lambda one: len(one.case.chunks) > 1),
