@@ -327,15 +327,10 @@ class _Inquiry:
         return [one for one in named if len(one.only) == fewest]
 
     def _told_apart(self, named: list[Standing]) -> list[Standing]:
-        """Return the hypotheses that further cases leave, of which so many are run until they leave one sentence."""
+        """Return the hypotheses that further cases leave, some of which part those that are alike so far."""
         smallest = self._smallest.case
         heads, numbers = (runnable(of(smallest), self._capabilities) for of in (in_other_heads, in_other_numbers))
-        scenes = self._answered_later(heads, self._failing, self._passing, numbers)
-        while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
-            named = [one for one in named if one.stands(scene)] or named
-            fewest = min(len(one.excused) for one in named)
-            named = [one for one in named if len(one.excused) == fewest]
-        return named
+        return _refuted(named, self._answered_later(heads, self._failing, self._passing, numbers))
 
     def _measured(self, named: list[Standing]) -> list[Standing]:
         """Return the first of the hypotheses that were fitted to some cases, if it is so in all others."""
@@ -392,6 +387,15 @@ class _Inquiry:
             scene = _seen(self._observe, case, self._capabilities)
             if scene is not None and comparable(scene):
                 yield scene
+
+
+def _refuted(named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
+    """Return the hypotheses that further cases leave, of which as many are run as it takes to leave one sentence."""
+    while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
+        named = [one for one in named if one.stands(scene)] or named
+        fewest = min(len(one.excused) for one in named)
+        named = [one for one in named if len(one.excused) == fewest]
+    return named
 
 
 def diagnose_rounding(
