@@ -12,6 +12,7 @@ from ringref.problem import Dilation
 from ringref.sharding import key_positions, pieces
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.filling import FILLED
+from ringverify.diagnosis.fitting import in_ring_of_teams
 from ringverify.diagnosis.narrowing import ROUNDED
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.substituting import SUBSTITUTED
@@ -480,9 +481,11 @@ def test_gradients_that_come_back_to_another_team_are_told():
     cases = [case_of(size=4, heads=2), case_of(size=4, heads=6), case_of(size=2, heads=1), case_of(size=3)]
     steps = replace(STEPS, returned_gradients=of_the_next_team)
     scenes, _ = seen(Implementation(ring_of(steps), "teams", EVERYTHING), cases, gradients=True)
-    assert explaining(REARRANGED, scenes) == [
-        "dk and dv that are right come back in another place: shards of whole teams of as many ranks as divide ranks "
-        "and key heads, one team back"
+    asked = [one for alike in in_ring_of_teams(REARRANGED, [], scenes[0]) for one in alike]
+    whose = ", blocks being those of teams of as many ranks as divide ranks and "
+    assert explaining(asked, scenes) == [
+        f"dk and dv that are right come back in another place: whole shards, one place back{whose}{heads}"
+        for heads in ("key heads", "heads")
     ]
 
 
