@@ -147,6 +147,9 @@ class Account:
         case, first, violation = self._case, self._shown.first, self._violation
         explain = functools.partial(explained, self._runner, self._property, violation, case, first, needs, self._known)
         diagnosis = attempt(self._mishaps, "explaining the case", explain, None) or Diagnosis()
+        if diagnosis.text is not None and violation.kind in TELLING and (there := self._simulated()) is not None:
+            hazard = attempt(self._mishaps, "watching its messages", lambda: self._hazard(there), None)
+            diagnosis = dataclasses.replace(diagnosis, text=diagnosis.text + (f"; {hazard}" if hazard else ""))
         if needs is not None and diagnosis.telling and violation.way is None:
             held = functools.partial(held_against_causes, self._runner, violation, needs, diagnosis.telling)
             needs = attempt(self._mishaps, "holding when it fails against its cause", held, needs)
@@ -169,16 +172,22 @@ class Account:
 
     def _seen_by_watching(self, there: Runner, needs: Needs | None) -> str | None:
         violation = self._violation
-        beside = judged_if_possible(HAZARDS, self._case, there)
-        if beside is not None and beside.violation is not None and beside.violation.reason in TELLING[violation.kind]:
-            cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
-            return cause if violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
+        if (hazard := self._hazard(there)) is not None:
+            return hazard
         if violation.kind == "value":
             return self._of_changed_input() or self._of_changed_result()
         if violation.failure is None or violation.kind != "deadlock":
             return None
         requires = () if needs is None else needs.told().requires
         return of_deadlock(self._case, there.capabilities, violation.failure, requires)
+
+    def _hazard(self, there: Runner) -> str | None:
+        """Return what goes wrong with messages, if it makes a violation of this kind."""
+        beside = judged_if_possible(HAZARDS, self._case, there)
+        if beside is None or beside.violation is None or beside.violation.reason not in TELLING[self._violation.kind]:
+            return None
+        cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
+        return cause if self._violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
 
     def _of_changed_input(self) -> str | None:
         """Return that an input is changed in place, if it is: the backward, or another rank, reads what it is then."""

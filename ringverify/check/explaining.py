@@ -122,6 +122,7 @@ def when_it_fails(
     there = runner.for_another_property()
     there = there if there.world.name == "external" else there.within(HANGING)
     finding, wrong, otherwise = violation.finding, dict[Case, frozenset[int]](), set[Case]()
+    doubtful = set[Case]()
     gradients = _of_gradients(violation)
     tensors = () if finding is None else _alike(finding.tensors)
 
@@ -165,7 +166,10 @@ def when_it_fails(
         if not seen.applies:
             return None
         if seen.violation is None:
-            return None if seen.margin > hidden or too_coarse(other) else False
+            if seen.margin > hidden or too_coarse(other):
+                doubtful.add(other)
+                return None
+            return False
         if other.problem.dtype == case.problem.dtype:
             largest[0] = max(largest[0], seen.margin)
         if seen.violation.finding is not None and not gradients:  # other gradients may be wrong on other ranks
@@ -194,6 +198,7 @@ def when_it_fails(
         most_ranks=ranks,
         wrong_ranks=wrong.get,
         otherwise=otherwise,
+        doubtful=doubtful,
     )
 
 

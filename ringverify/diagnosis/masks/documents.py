@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import Ints, Pairs
+from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 
@@ -65,12 +66,26 @@ def apart(offsets: Ints, at: Ints) -> Ints:
     return np.searchsorted(offsets, at, side="right")
 
 
-def documents_numbered(numbered: Numbered, pairs: Pairs) -> Counts | None:
-    """Return counts if documents of positions are numbered otherwise."""
-    if pairs.problem.documents is None:
+def bounds_next(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if the position before each offset is taken for the document after it."""
+    return bounds(offsets, at + 1)
+
+
+def documents_numbered(numbered: Numbered, sides: str, always: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if documents of positions are numbered otherwise.
+
+    Args:
+        numbered: how.
+        sides: "qk", or the one side of which it is so.
+        always: whether a sequence without documents is one.
+        pairs: the pairs.
+    """
+    documents = pairs.problem.documents
+    if documents is None and not always:
         return None
-    offsets = np.array(pairs.problem.documents)
-    of_i, of_j = (numbered(offsets, x.p) for x in (pairs.queries, pairs.keys))
+    offsets = np.array(documents or (0, pairs.problem.nk))
+    at = {"q": pairs.queries.p + (0 if documents else pairs.problem.diagonal), "k": pairs.keys.p}
+    of_i, of_j = ((numbered if side in sides else bounds)(offsets, p) for side, p in at.items())
     rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
     return np.where((of_i == of_j) & (of_i >= 0), rest, 0)
 
@@ -85,3 +100,36 @@ def one_end_ignored(beginning: bool, pairs: Pairs) -> Counts | None:
     rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
     inside = pairs.keys.p < ends if beginning else pairs.keys.p >= begins
     return np.where((number >= 0) & inside, rest, 0)
+
+
+def ways_to_tell_documents() -> Iterator[Otherwise]:
+    """Yield masks whose documents begin or end elsewhere, or that take what lies outside of all for a document."""
+    yield Otherwise("the first position of each document is taken for one of the document before", document_before, 0.5)
+    for says, numbers in (
+        (
+            "the first position of each document is taken for one of the document before, of the first for one of none",
+            bounds_before,
+        ),
+        (
+            "the first position of each document, and the one past the last, are taken for the document before",
+            bounds_past,
+        ),
+        (
+            "the last position of each document, and the one before the first, are taken for the document after",
+            bounds_next,
+        ),
+        ("positions that are in no document attend each other", together),
+        ("positions before the first document attend each other, and so do those after the last", apart),
+        ("positions after the last document attend each other", behind),
+        ("positions before the first document attend each other", in_front),
+    ):
+        for sides, whose in (("qk", ""), ("k", ", in the keys only"), ("q", ", in the queries only")):
+            for always in (False, True):
+                one = ", and a sequence without documents is one" if always else ""
+                if numbers in (bounds_before, bounds_past, bounds_next) or (sides == "qk" and not always):
+                    way = functools.partial(documents_numbered, numbers, sides, always)
+                    yield Otherwise(says + whose + one, way, 0.5 + 0.25 * (sides != "qk") + 0.25 * always)
+    for beginning, which in ((True, "before"), (False, "after")):
+        bound = "end" if beginning else "beginning"
+        says = f"keys {which} a document are attended by its queries: only its {bound} bounds"
+        yield Otherwise(says, functools.partial(one_end_ignored, beginning), 0.5)

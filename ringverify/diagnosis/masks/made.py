@@ -14,17 +14,7 @@ import numpy as np
 from ringref import pattern
 from ringverify.diagnosis.grids import BY_HEADS
 from ringverify.diagnosis.masks.dilating import ways_to_dilate
-from ringverify.diagnosis.masks.documents import (
-    apart,
-    behind,
-    bounds_before,
-    bounds_past,
-    document_before,
-    documents_numbered,
-    in_front,
-    one_end_ignored,
-    together,
-)
+from ringverify.diagnosis.masks.documents import ways_to_tell_documents
 from ringverify.diagnosis.masks.lengths import ways_to_take_lengths
 from ringverify.diagnosis.masks.merges import ways_to_merge
 from ringverify.diagnosis.masks.positions import (
@@ -186,6 +176,8 @@ def _made() -> Iterator[Otherwise]:
             keys = functools.partial(_keys_of, owner)
             whose = f"{what} as if the block were that of rank ({text}) mod ranks"
             yield Otherwise(whose, functools.partial(_in_a_ring, _at(None, keys, scope)), cost)
+        says = f"{what} with the rank and the owner of the block exchanged: queries at the places of the owner's"
+        yield Otherwise(says, functools.partial(_in_a_ring, functools.partial(_exchanged, scope)), cost)
         for text, at in POSITIONS.items():
             queries, keys = functools.partial(queries_at, at), functools.partial(keys_at, at)
             yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
@@ -216,28 +208,7 @@ def _made() -> Iterator[Otherwise]:
         ),
         0.5,
     )
-    yield Otherwise("the first position of each document is taken for one of the document before", document_before, 0.5)
-    yield Otherwise(
-        "the first position of each document is taken for one of the document before, of the first for one of none",
-        functools.partial(documents_numbered, bounds_before),
-        0.5,
-    )
-    yield Otherwise(
-        "the first position of each document, and the one past the last, are taken for the document before",
-        functools.partial(documents_numbered, bounds_past),
-        0.5,
-    )
-    for says, numbers in (
-        ("positions that are in no document attend each other", together),
-        ("positions before the first document attend each other, and so do those after the last", apart),
-        ("positions after the last document attend each other", behind),
-        ("positions before the first document attend each other", in_front),
-    ):
-        yield Otherwise(says, functools.partial(documents_numbered, numbers), 0.5)
-    for beginning, which in ((True, "before"), (False, "after")):
-        bound = "end" if beginning else "beginning"
-        says = f"keys {which} a document are attended by its queries: only its {bound} bounds"
-        yield Otherwise(says, functools.partial(one_end_ignored, beginning), 0.5)
+    yield from ways_to_tell_documents()
     for constraints, what in (
         (("causal",), "the causal mask is"),
         (("causal", "window"), "the causal mask and the window are"),
@@ -309,6 +280,32 @@ def _in_a_ring(counts: Callable[[Pairs], Counts | None], pairs: Pairs) -> Counts
 
 def _keys_of(owner: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
     return pairs.keys.at(owner(pairs), pairs.keys.place)
+
+
+def _exchanged(scope: str | None, pairs: Pairs) -> Counts | None:
+    """Return counts with the positions of the other rank's rows in the same places; causal in blocks that it cuts."""
+    if scope not in (None, *pairs.present()) or not pairs.present():
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    other = pairs.queries.at(pairs.owner, pairs.queries.place), pairs.keys.at(pairs.rank, pairs.keys.place)
+    found = np.ones_like(pairs.true)
+    for name in pairs.present():
+        one = pairs.counts(lambda each, name=name: plain if each == name else None)  # type: ignore[misc]
+        if scope in (None, name):
+            as_other = pairs.counts(lambda each, name=name: other if each == name else None)  # type: ignore[misc]
+            one = np.where(_cut(pairs, one) | (name != "causal"), as_other, one)
+        found *= one
+    return found
+
+
+def _cut(pairs: Pairs, counts: Counts) -> Mask:
+    """Return the pairs of blocks of which some are attended, and others are not."""
+    found = np.zeros(counts.shape[-2:], dtype=bool)
+    for queries, keys in product(pairs.queries.shards, pairs.keys.shards):
+        if len(queries) and len(keys):
+            block = counts[..., queries, :][..., keys] > 0
+            found[np.ix_(queries, keys)] = bool(block.any()) and not block.all()
+    return found
 
 
 def _of_another(axis: int, other: Callable[[int], Ints], pairs: Pairs) -> Counts:

@@ -93,6 +93,7 @@ class Exploration:
         left: as in `needs`.
         wrong_ranks: as in `needs`.
         otherwise: as in `needs`.
+        doubtful: as in `needs`.
 
     Attributes:
         runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
@@ -113,9 +114,10 @@ class Exploration:
         left: Callable[[], float],
         wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
         otherwise: Collection[Case] = (),
+        doubtful: Collection[Case] = (),
     ) -> None:
         self.case, self.fails, self.varying, self.left, self.wrong_ranks = case, fails, varying, left, wrong_ranks
-        self._fail_otherwise = otherwise
+        self._fail_otherwise, self._doubtful = otherwise, doubtful
         self._most = MOST_RUNS
         self.runs: dict[Case, bool] = {case: True}
         self.seen: dict[Case, bool] = {case: True}
@@ -302,6 +304,11 @@ class Exploration:
         """Return whether a case passes with its own seed; no condition has to explain why."""
         found = self._run(case, 1)
         return None if found is None else not found
+
+    def acquitted(self, case: Case) -> None:
+        """Note that a case passes of which a run left it in doubt, as is known from its cause."""
+        if self.failed(case) is None and case in self._doubtful:
+            self.runs[case] = False
 
     def _held_against(self, generous: Case, others: Sequence[Case], pool: list[Case]) -> None:
         """Run what tells explanations apart, then mixed cases, until these are foretold."""

@@ -185,7 +185,7 @@ def held_against(
     with contextlib.suppress(Spent):
         for case in _on_fewest_ranks(x, failing):
             if foretells(case) is False and x.met(case, explanation):
-                x.failed(case)
+                x.acquitted(case)
         explanation = x.explanation()
         for case in itertools.islice(x.varying.scattered(failing[:], draw), FURTHER if failing else 0):
             if left() <= soon:

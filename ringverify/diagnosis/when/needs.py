@@ -108,6 +108,7 @@ def needs(
     most_ranks: int = MOST_RANKS,
     wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
     otherwise: Collection[Case] = (),
+    doubtful: Collection[Case] = (),
 ) -> Needs:
     """Vary a failing case and say what it takes to fail.
 
@@ -121,9 +122,10 @@ def needs(
         most_ranks: largest world to try.
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
         otherwise: variants of which `fails` has returned `None` because they fail for another reason.
+        doubtful: likewise, because they pass, though with an error that may hide one.
     """
     most_ranks = max(most_ranks, case.world_size)
-    exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left, wrong_ranks, otherwise)
+    exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left, wrong_ranks, otherwise, doubtful)
     return said(exploration, *exploration.explained(shrunk_from, drawn))
 
 
