@@ -37,7 +37,7 @@ UNWRITTEN = "memory of torch.empty is used before it is written: the result is w
 """The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
 
 TELLING: dict[str, tuple[tuple[str, str], ...]] = {
-    "value": (("hazard", "receive_read"), ("hazard", "receive_changed"), ("hazard", "overlap")),
+    "value": tuple(("hazard", kind) for kind in ("receive_read", "receive_changed", "overlap", "not_waited")),
     "raised": (("hazard", "mismatch"),),
     "deadlock": (("hazard", "wrong_group"),),
 }

@@ -340,15 +340,18 @@ def _rescaled_in_tiles(tile: int, *, sums: bool, totals: bool) -> Steps:
     return replace(STEPS, partial=partial)
 
 
+UNSCALED = (
+    ("weighted values", False, True),
+    ("exponentials", True, False),
+    ("weighted values and of exponentials", False, False),
+)
+"""Which running sums are not rescaled: in words, whether that of weighted values is, and that of exponentials."""
+
 for tile in TILES:
     whose = f"tiles of {tile} keys of a block"
     for says, merge in OF_PARTS.items():
         FAULTS.cause(f"merges of {whose} {says}", _of_tiles(tile, merge), tile=tile)
-    for says, sums, totals in (
-        ("weighted values", False, True),
-        ("exponentials", True, False),
-        ("weighted values and of exponentials", False, False),
-    ):
+    for says, sums, totals in UNSCALED:
         FAULTS.cause(
             f"the running sum of {says} over {whose} is not rescaled where the maximum grows",
             _rescaled_in_tiles(tile, sums=sums, totals=totals),
@@ -475,6 +478,35 @@ for cause in [one for one in FAULTS.causes[GUARDED:] if one.steps.changed & {"me
     for which, key in ORDERS.items():
         more = f"{cause.more}, where the order of blocks is {which}"
         FAULTS.causes.append(replace(cause, steps=in_order(cause.steps, key), more=more))
+
+
+def _in_tiles(tile: int, steps: Steps) -> Steps:
+    """Keep the running sums of `online` steps over tiles of so many keys, from one block to the next."""
+
+    def attend(now: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> list[Online]:
+        def of_tile(some: slice) -> Online:
+            m = now.pattern(now, here, hop, owner)[..., some]
+            there = replace(now, pattern=lambda *those: m)
+            found: Online = steps.attend(there, here, hop, owner, q, Block(*(x[:, some] for x in block)))
+            return found
+
+        return [of_tile(slice(at, at + tile)) for at in range(0, max(1, block.k.size(1)), tile)]
+
+    def accumulate(now: Steps, here: Here, hop: int, running: Online | None, new: list[Online]) -> Online:
+        for one in new:
+            running = steps.accumulate(now, here, hop, running, one)
+        assert running is not None
+        return running
+
+    return replace(steps, attend=attend, accumulate=accumulate)
+
+
+for tile in TILES:
+    for says, sums, totals in UNSCALED:
+        text = (
+            f"the running sum of {says} over tiles of {tile} keys of all blocks is not rescaled where the maximum grows"
+        )
+        FAULTS.cause(text, _in_tiles(tile, online(sums=sums, totals=totals)))
 
 
 def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -252,9 +253,21 @@ def _key_head(of: Callable[[int, int, int, int, int], int]) -> Steps:
     return replace(STEPS, per_query_head=lambda here, x: x[:, heads(here)], per_key_head=per_key_head)
 
 
-def _from_first_of_rank(head: int, group: int, each: int) -> int:
-    """The key head of a query head if groups are cut from the first query head of every rank, which has `each`."""
-    return head // each * each // group + head % each // group
+def _dealt(heads: int, ranks: int) -> list[range]:
+    """The query heads of each rank after an exchange of heads: runs, of which the first ones are longer by one."""
+    least, more = divmod(heads, ranks)
+    begins = [rank * least + min(rank, more) for rank in range(ranks + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(begins)]
+
+
+def _first_of_rank(head: int, heads: int, ranks: int) -> int:
+    return next(run.start for run in _dealt(heads, ranks) if head in run)
+
+
+def _from_first_of_rank(head: int, group: int, heads: int, ranks: int) -> int:
+    """The key head of a query head if groups are cut from the first query head of every rank."""
+    first = _first_of_rank(head, heads, ranks)
+    return first // group + (head - first) // group
 
 
 for which, key_head in {
@@ -269,15 +282,11 @@ for which, key_head in {
     ),
     "that of its rank's first query head, where the ranks do not divide the key heads": (
         lambda head, group, count, copies, ranks: (
-            head // group
-            if count % ranks == 0 or count * group % ranks
-            else head // (count * group // ranks) * (count * group // ranks) // group
+            head // group if count % ranks == 0 else _first_of_rank(head, count * group, ranks) // group
         )
     ),
     "counted from its rank's first query head on, as if a group began with it": (
-        lambda head, group, count, copies, ranks: (
-            _from_first_of_rank(head, group, count * group // ranks) if count * group % ranks == 0 else head // group
-        )
+        lambda head, group, count, copies, ranks: _from_first_of_rank(head, group, count * group, ranks)
     ),
     "the one of its own number, or the last": lambda head, group, count, copies, ranks: min(head, count - 1),
 }.items():
@@ -286,9 +295,9 @@ for which, key_head in {
 
 def _of_the_last_rank(here: Here, x: Tensor) -> Tensor:
     """Sum over the query heads of a key head that the last of its ranks has, after an exchange of heads."""
-    if here.problem.heads % here.size:
-        return arithmetic.per_key_head(here, x)
-    ranks = torch.arange(here.problem.heads).view(here.problem.hk, -1) * here.size // here.problem.heads
+    runs = _dealt(here.problem.heads, here.size)
+    of_heads = [rank for rank, run in enumerate(runs) for _ in run]
+    ranks = torch.tensor(of_heads).view(here.problem.hk, -1)
     return arithmetic.per_key_head(here, x * (ranks == ranks[:, -1:]).view(-1)[:, None, None])
 
 

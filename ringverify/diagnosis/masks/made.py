@@ -23,6 +23,7 @@ from ringverify.diagnosis.masks.positions import (
     OWNERS,
     POSITIONS,
     aligned,
+    aligned_by_head,
     by_own_length,
     keys_at,
     late,
@@ -217,6 +218,8 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_level, constraints, False), 1)
         says += ", where that began on an earlier rank"
         yield Otherwise(says, functools.partial(_level, constraints, True), 1.5)
+    says = "cross lengths are aligned by the numbers of queries and keys of the rank that has the head instead of all"
+    yield Otherwise(f"{says}, where an exchange deals heads in runs", aligned_by_head, 1)
     for constraints in (("causal", "window"), ("causal",), ("window",)):
         for longest in (False, True):
             what = " and the ".join(NAMES[one][0] for one in constraints)

@@ -10,6 +10,7 @@ import numpy as np
 from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
 from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, Rows, side
+from ringverify.diagnosis.scene import Counts
 from ringverify.faults.merging import TILES
 
 At = Callable[[Pairs, OneSide], Ints]
@@ -34,6 +35,15 @@ def _through_order(pairs: Pairs, x: OneSide) -> Ints:
     order = np.concatenate(x.shards) if len(x.shards) == pairs.size else np.arange(x.total)
     back = np.argsort(order)
     return back[back[x.p]]
+
+
+def _joined(pairs: Pairs, x: OneSide) -> Ints:
+    """Numbers of rows where the shards of all ranks come one after the other."""
+    if len(x.shards) != pairs.size:
+        return x.p
+    number = np.empty(x.total, dtype=np.int64)
+    number[np.concatenate(x.shards)] = np.arange(x.total)
+    return number.reshape(x.p.shape)
 
 
 def _filled_up(pairs: Pairs, x: OneSide) -> Ints:
@@ -116,6 +126,7 @@ POSITIONS: dict[str, At] = {
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
     "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
     **{f"of {name} shards": sharded(name) for name in SHARDINGS if name != "replicated_query"},
+    "that count rows where the shards of all ranks are joined, rank by rank": _joined,
     "that come of the inverse of the permutation that puts rows in order": _through_order,
     "of the row with its number in shards that are filled up with 0 to the longest": _filled_up,
     "of zigzag pieces that are cut at half of the rows": _halves,
@@ -159,6 +170,19 @@ HELD: dict[str, Callable[[Pairs], Ints]] = {
     "of a rank": own_keys,
 }
 """How many keys decide how cross lengths are aligned, beside the queries of the rank."""
+
+
+def aligned_by_head(pairs: Pairs) -> Counts | None:
+    """Counts if cross lengths are aligned by the numbers of the rank that has the head, of heads dealt in runs."""
+    if pairs.case.replicated:
+        return None
+    found, plain = pairs.true.copy(), (pairs.queries.p, pairs.keys.p)
+    sides = zip(pairs.queries.shards, pairs.keys.shards, strict=True)
+    for heads, (queries, keys) in zip(np.array_split(np.arange(pairs.problem.heads), pairs.size), sides, strict=True):
+        moved = plain[0] - pairs.problem.diagonal + len(keys) - len(queries), plain[1]
+        m = pairs.counts(lambda name, moved=moved: moved if name in ("causal", "window") else plain)  # type: ignore[misc]
+        found[:, heads] = m[:, heads]
+    return found
 
 
 def by_own_length(pairs: Pairs) -> Ints:

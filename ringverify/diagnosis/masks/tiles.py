@@ -24,12 +24,16 @@ WHOLE = 1 << 30
 PIECE = 0
 """A tile that is a piece of a zigzag shard, and of other shards the whole."""
 
+DOCUMENT = WHOLE - 1
+"""A tile that is what a shard has of one document, and without documents the whole."""
+
 
 def ways_to_bound() -> Iterator[Otherwise]:
     """Yield keys of tiles of queries that are bounded by one query of the tile, as a mask otherwise made."""
-    cuts = (WHOLE, PIECE, *TILES, *(-tile for tile in TILES))
+    cuts = (WHOLE, PIECE, DOCUMENT, *TILES, *(-tile for tile in TILES))
     for tile, (by, ends) in product(cuts, ENDS.items()):  # of what is whole, nothing is said of tiles
         named = {WHOLE: "a shard of queries", PIECE: "a shard of queries, and each piece of a zigzag one,"}
+        named[DOCUMENT] = "what a shard of queries has of a document"
         named |= {-tile: f"a tile of {tile} queries, cut from position 0 on," for tile in TILES}
         whose = f"{named.get(tile, f'a tile of {tile} queries of a shard')} attends no key"
         for text, end, past in (
@@ -82,6 +86,11 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
         for query, key in (("first", "last"), ("first", "first"), ("last", "last"), ("last", "first")):
             says = f"{tile} has no mask if its {query} query attends its {key} key"
             yield Otherwise(says, functools.partial(_by_corner, rows, columns, in_order, query, key), 1.25)
+        for text, skips in SKIPS.items() if not in_order else ():
+            for query, key in product(("first", "last"), ("first", "last")):
+                if (query, key) != RIGHT[text]:
+                    says = f"{tile} is skipped if its {key} key lies {text.format(query)}"
+                    yield Otherwise(says, functools.partial(_skipped, rows, columns, skips, query, key), 1.25)
         says = f"{tile} is skipped, or has no mask, in all batch entries as it is in the first"
         yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, in_order), 1)
 
@@ -110,6 +119,45 @@ def _by_corner(rows: int, columns: int, in_order: bool, query: str, key: str, pa
     i, j = _corners(rows, False, query, pairs.queries), _corners(columns, in_order, key, pairs.keys)
     seen = np.all(pairs.true[:, :, i[:, None], j] > 0, axis=(0, 1))
     return np.where(seen, 1, pairs.true)
+
+
+def _after_causal(pairs: Pairs, query: Ints, key: Ints) -> Mask | None:
+    return key > query if pairs.problem.causal else None
+
+
+def _before_window(pairs: Pairs, query: Ints, key: Ints) -> Mask | None:
+    left = (pairs.problem.window or (None,))[0]
+    return None if left is None else key < query - left
+
+
+def _after_window(pairs: Pairs, query: Ints, key: Ints) -> Mask | None:
+    right = (pairs.problem.window or (None, None))[1]
+    return None if right is None else key > query + right
+
+
+SKIPS: dict[str, Callable[[Pairs, Ints, Ints], Mask | None]] = {
+    "after its {} query, and there is a causal mask": _after_causal,
+    "before the window of its {} query": _before_window,
+    "after the window of its {} query": _after_window,
+}
+"""Where a key of a tile that is skipped lies, with a place for which of its queries, and whether it does."""
+
+RIGHT = dict(zip(SKIPS, (("last", "first"), ("first", "last"), ("last", "first")), strict=True))
+"""Which query and which key tell rightly."""
+
+
+def _skipped(
+    rows: int,
+    columns: int,
+    skips: Callable[[Pairs, Ints, Ints], Mask | None],
+    query: str,
+    key: str,
+    pairs: Pairs,
+) -> Counts | None:
+    """Return counts without tiles of which one query and one key are taken to say that they hold nothing."""
+    i = _corners(rows, False, query, pairs.queries)[:, None] + pairs.problem.diagonal
+    skip = skips(pairs, i, _corners(columns, False, key, pairs.keys))
+    return None if skip is None else np.where(skip, 0, pairs.true)
 
 
 def _by_first_entry(rows: int, columns: int, in_order: bool, pairs: Pairs) -> Counts | None:
@@ -208,6 +256,12 @@ def _of_tile(tile: int, pairs: Pairs, *, last: bool) -> Ints:
         begins = queries.p[:, 0] // -tile * -tile
         return np.minimum(begins - tile, queries.total) - 1 if last else begins
     place, count, rank = (x[:, 0] for x in (queries.place, queries.count, queries.rank))
+    if tile == DOCUMENT:
+        position = queries.p[:, 0]
+        of = rank * (queries.total + 2) + np.searchsorted(pairs.problem.documents or (), position, side="right")
+        together = of[:, None] == of
+        found: Ints = np.where(together, position, -1).max(axis=-1)
+        return found if last else np.where(together, position, queries.total).min(axis=-1)
     if tile == PIECE:
         after = late(queries, pairs)[:, 0] & (pairs.case.sharding == "zigzag")
         early = count - np.bincount(rank, weights=after, minlength=pairs.size).astype(np.int64)[rank]

@@ -97,7 +97,7 @@ class Watch:
             self._report(hazard)
         if not failed:
             for rank in self._ranks:
-                for operation in rank.posts:
+                for operation in sorted(rank.posts, key=lambda one: isinstance(one, Send)):
                     self._left(operation, "not_waited", "rank {rank} never waited for its {what}")
             for one in left:
                 text = (
@@ -305,7 +305,7 @@ class Watch:
     def _left(self, operation: Operation, kind: HazardKind, message: str) -> None:
         place, what = operation.posted, operation.title
         told = message.format(rank=operation.rank, what=what) + f", posted at {place.short}"
-        self._report(Hazard(kind, operation.rank, what, str(place), str(place), told))
+        self._report(Hazard(kind, operation.rank, what, str(place), str(place), told, _LEFT.get(kind)))
 
     def _report(self, hazard: Hazard) -> None:
         self._hazards.setdefault(hazard.message, hazard)
@@ -316,6 +316,7 @@ _DONE = {
     "receive_changed": "written to while a receive into it",
     "receive_read": "read while a receive into it",
 }
+_LEFT = {"not_waited": "a send or receive is not waited for, so that what arrives may not be there when it is read"}
 _DID = {"send_changed": "changed", "receive_changed": "wrote to", "receive_read": "read"}
 
 
