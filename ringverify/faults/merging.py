@@ -684,6 +684,10 @@ FAULTS.add(
     "replicated queries: partial results are never merged, each rank returns its own block's",
     replace(STEPS, together=lambda steps, here, whole: whole),
 )
+FAULTS.cause(
+    "replicated queries: partial results are merged, but each rank returns the lse of its own keys",
+    replace(STEPS, together=lambda steps, here, own: together(steps, here, own)._replace(lse=own.lse)),
+)
 FAULTS.add(
     "O74",
     "replicated queries: the partial result of rank 0 is left out",

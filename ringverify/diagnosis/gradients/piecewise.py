@@ -56,16 +56,16 @@ class Contribution(NamedTuple):
 
 
 def contributions(terms: Terms, name: TensorName) -> list[Contribution]:
-    """Return the contributions to a gradient that are larger than what any element of it may be off by."""
+    """Return the contributions to a gradient that are larger somewhere than what that element may be off by."""
 
     def made() -> list[Contribution]:
         pairs, shards, found = terms.pairs, terms.scene.shards[name != "dq"], []
-        least = getattr(terms.scene.allowed, name).max(initial=0.0)
+        least = getattr(terms.scene.allowed, name)
         for number in range(terms.scene.size):
             here = (pairs.owner if name == "dq" else pairs.rank) == number
             whole = terms.sums_over([name], here)[name]
             for at, held in enumerate(shards):
-                if (np.abs(rows := whole[:, held]) > least).any():
+                if (np.abs(rows := whole[:, held]) > least[:, held]).any():
                     found.append(Contribution(at, number, rows) if name == "dq" else Contribution(number, at, rows))
         return found
 

@@ -63,7 +63,7 @@ def ways_to_dilate() -> Iterator[Otherwise]:
     yield Otherwise(
         "the causal mask compares a query's place among the rank's own of a segment with a key's place among all of it",
         _causal_by_place,
-        0.5,
+        1.25,
     )
 
 

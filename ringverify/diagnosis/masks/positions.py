@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
+from ringverify.diagnosis.grids import BY_HEADS, Grid
 from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, Rows, side
 from ringverify.diagnosis.scene import Counts
@@ -105,6 +106,20 @@ def _of_rank(change: Callable[[Pairs, Ints], Ints]) -> At:
     return lambda pairs, x: x.at(change(pairs, x.rank), x.place)
 
 
+def _of_transposed(grid: Grid, pairs: Pairs, x: OneSide) -> Ints:
+    """Positions if the ranks of a team are taken to be as far from each other as there are teams."""
+    teams = grid.teams(pairs.case)
+    if len(x.shards) != pairs.size or len(teams) in (1, pairs.size):
+        return x.p
+    found = np.arange(x.total)
+    for team, ranks in enumerate(teams):
+        apart = range(team, pairs.size, len(teams))
+        here, there = (np.concatenate([x.shards[rank] for rank in those]) for those in (ranks, apart))
+        there = np.repeat(there, len(here)) if len(there) == 1 else there[: len(here)]  # as a mask is broadcast
+        found[here[: len(there)]] = there
+    return found.reshape(x.p.shape)
+
+
 def of_world(pairs: Pairs, x: OneSide, *, first: bool = False) -> Ints:
     """Positions as if the rank in the world, or that less the first one of the ring, were the rank in the ring."""
     g: Ints = pairs.ring[x.rank] - first * pairs.ring[0]
@@ -132,6 +147,12 @@ POSITIONS: dict[str, At] = {
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
     "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),
+    **{
+        f"as if the members of teams {grid.text} lay apart instead of side by side": (
+            functools.partial(_of_transposed, grid)
+        )
+        for grid in BY_HEADS
+    },
     "of the next rank": _of_rank(lambda pairs, rank: rank + 1),
     "of the rank before": _of_rank(lambda pairs, rank: rank - 1),
     "of the ranks in reverse": _of_rank(lambda pairs, rank: -1 - rank),

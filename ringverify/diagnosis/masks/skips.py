@@ -17,6 +17,9 @@ from ringverify.faults.merging import TILES
 
 ENDS = ("first", "last")
 
+WHOLE = 1 << 30
+"""A tile that no shard is longer than."""
+
 
 class Ends:
     """The first and last rows of the rank and of the block of each pair, as keys and queries are aligned."""
@@ -300,6 +303,10 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
     yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
+    yield (
+        "a block is skipped in all batch entries if in the first no query of the rank attends it",
+        functools.partial(_hidden_in_first, WHOLE),
+    )
     for axis, one in enumerate(("batch entry", "head")):
         says = f"a block is skipped in all if it holds no key to attend in one {one}"
         yield says, functools.partial(_empty_for_one, axis)

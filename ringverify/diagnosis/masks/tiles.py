@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 
 from ringverify.diagnosis.masks.positions import late
+from ringverify.diagnosis.masks.skips import WHOLE
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
@@ -17,9 +18,6 @@ from ringverify.faults.merging import TILES
 Ends = Callable[[Pairs, str], "Ints | None"]
 """The first or the last key that queries may attend by a constraint, `(B, H, Nq)` or less; `None` if it sets none."""
 
-
-WHOLE = 1 << 30
-"""A tile that no shard is longer than."""
 
 PIECE = 0
 """A tile that is a piece of a zigzag shard, and of other shards the whole."""
