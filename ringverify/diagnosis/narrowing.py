@@ -9,8 +9,9 @@ Sums over ranks in the input dtype (`SUMMED`) are predicted by steps.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +32,7 @@ from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.merging import ORDERS, in_order, online
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.precision import summed_in_input_dtype
-from ringverify.faults.ring import STEPS, Steps, travel
+from ringverify.faults.ring import BACKWARD, FORWARD, STEPS, Steps, travel
 
 TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"))
 
@@ -224,14 +225,17 @@ FLIPPED = 0.1
 """Share of the elements in which a fault shows, and one, that may be off: what is rounded lay between two numbers."""
 
 
-def _shown(scene: Scene, steps: Steps) -> tuple[int, int] | None:
-    """Return in how many elements a fault of rounding would show, and in how many it does; `None` if more is wrong."""
+def _shown(scene: Scene, steps: Steps, names: Sequence[TensorName]) -> tuple[int, int] | None:
+    """Return in how many elements a fault of rounding would show, and in how many it does; `None` if more is wrong.
+
+    Results of other names are not looked at.
+    """
     shown = told = 0
     try:
         right, found = scene.once("digits", lambda: digits(scene, STEPS)), digits(scene, steps)
     except NoPrediction:
         return None
-    for name in scene.tensors:
+    for name in set(scene.tensors) & set(names):
         for rank in range(scene.size):
             seen, with_it, without = scene.seen(name, rank), found[rank][name], right[rank][name]
             with np.errstate(all="ignore"):
@@ -248,12 +252,12 @@ def _shown(scene: Scene, steps: Steps) -> tuple[int, int] | None:
     return shown, told
 
 
-def _judge_digits(steps: Steps) -> Callable[[Scene], float | None]:
+def _judge_digits(steps: Steps, names: Sequence[TensorName]) -> Callable[[Scene], float | None]:
     def judge(scene: Scene) -> float | None:
         wrong = bool(wrong_tensors(scene))
         if scene.problem.dtype not in ("bfloat16", "float16"):
             return None if wrong else 0.0
-        if (found := _shown(scene, steps)) is None:
+        if (found := _shown(scene, steps, names)) is None:
             return None
         shown, told = found
         return 0.0 if told >= MOST * shown and (shown or not wrong) else None
@@ -282,6 +286,11 @@ _ROUNDING: list[tuple[str, Steps, tuple[str, ...]]] = [
 def _rounded_lse(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
     found = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
     return found._replace(lse=rounded(here, found.lse))
+
+
+def _rounded_out(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
+    found = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
+    return found._replace(out=rounded(here, found.out))
 
 
 def _rounded_partial(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
@@ -352,8 +361,36 @@ _ROUNDING += [
         ("", _TRAVELLING),
     )
 ]
+_ROUNDING.append(
+    ("each block's out is rounded to the input dtype before it is merged", replace(STEPS, attend=_rounded_out), ())
+)
+
+
+def _together(way: frozenset[str]) -> Iterator[tuple[str, Steps, tuple[str, ...]]]:
+    """Yield two faults of rounding in one: both of the forward, or both of the backward."""
+    some = [one for one in _ROUNDING if one[1].changed <= way]
+    for (says, steps, allowed_by), (more, others, more_allowed) in itertools.combinations(some, 2):
+        if steps.changed.isdisjoint(others.changed):
+            both = replace(steps, **{name: getattr(others, name) for name in others.changed})
+            yield (
+                f"{says}, and {more}",
+                both,
+                tuple({*allowed_by, *more_allowed} if allowed_by and more_allowed else ()),
+            )
+
+
+ALL = (*TENSORS[0], *TENSORS[1])
+
 ROUNDED: list[Hypothesis] = [
-    Hypothesis(says, steps, allowed_by=allowed_by, judge=_judge_digits(steps)) for says, steps, allowed_by in _ROUNDING
+    Hypothesis(says, steps, allowed_by=allowed_by, judge=_judge_digits(steps, names))
+    for names, some in (
+        (ALL, _ROUNDING),
+        # What is rounded in the forward spoils more than one digit of gradients, and these may be rounded too.
+        (TENSORS[0], [one for one in _ROUNDING if one[1].changed & FORWARD]),
+        (TENSORS[0], _together(FORWARD | {"capped"})),
+        (ALL, _together(BACKWARD)),
+    )
+    for says, steps, allowed_by in some
 ]
 
 
@@ -364,8 +401,11 @@ def rounding(scenes: Sequence[Scene]) -> list[Hypothesis]:
         scenes: the cases; their values may be within the error allowed, as only their mean error may be too large.
     """
     found: list[tuple[int, Hypothesis]] = []
-    for one in ROUNDED:
-        seen = [_shown(scene, one.steps) for scene in scenes]
-        if seen and all(each is not None and each[0] >= ENOUGH and each[1] >= MOST * each[0] for each in seen):
-            found.append((sum(each[1] for each in seen if each is not None), one))
+    for names in (ALL, TENSORS[0]):
+        for one in ROUNDED:
+            seen = [_shown(scene, one.steps, names) for scene in scenes]
+            if seen and all(each is not None and each[0] >= ENOUGH and each[1] >= MOST * each[0] for each in seen):
+                found.append((sum(each[1] for each in seen if each is not None), one))
+        if found:
+            break
     return [one for _, one in sorted(found, key=lambda each: -each[0])]
