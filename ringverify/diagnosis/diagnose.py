@@ -20,7 +20,7 @@ import numpy as np
 
 from ringverify.cases.case import Case
 from ringverify.cases.running import Observation
-from ringverify.diagnosis import overflowing, reading, scaling, undefined
+from ringverify.diagnosis import displaced, overflowing, reading, scaling, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_ring_of_teams, in_some_places, in_some_rows
 from ringverify.diagnosis.further_cases import (
@@ -282,6 +282,7 @@ class _Inquiry:
             *reading.hypotheses(there, self._probe, self._patience_of(reading.SECONDS).left, others),
             *other_heads.hypotheses(there),
             *piecewise.hypotheses(there),
+            *displaced.hypotheses(there),
         ]
         # A rule was made to fit the cases that were read: others have to follow it too.
         more = runnable(fresh(self._smallest.case, self._first), self._capabilities) if found else ()
