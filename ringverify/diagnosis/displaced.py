@@ -171,7 +171,8 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
 
 
 def _of_names(names: Group, scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
-    telling = [one for one in scenes if one.problem.dv + ("lse" in names) >= NUMBERS and one.problem.head_dim >= NUMBERS]
+    of_lse = "lse" in names
+    telling = [one for one in scenes if min(one.problem.dv + of_lse, one.problem.head_dim) >= NUMBERS]
     every = [(one, _displaced(names, one)) for one in telling]
     moved = [(one, [each for each in rows if each[0] >= 0]) for one, rows in every if rows is not None]
     if len(moved) == len(every) and sum(len(rows) for _, rows in moved) >= ENOUGH:

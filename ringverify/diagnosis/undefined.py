@@ -59,6 +59,9 @@ class Blocks:
 
 
 ROWS: dict[str, Rows] = {
+    "no key at all, on a rank that attends any,": lambda blocks: (
+        (blocks.of_row == 0).all(axis=-1) & (blocks.visited > 0).any(axis=-1)
+    ),
     "no key of the rank's own block": lambda blocks: blocks.empty(blocks.rank),
     "no key of the block of hop 1": lambda blocks: blocks.empty(blocks.rank - 1),
     "no key of the next rank's block": lambda blocks: blocks.empty(blocks.rank + 1),

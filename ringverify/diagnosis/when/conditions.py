@@ -216,6 +216,11 @@ class Placed:
         lengths = np.array(self.p.key_lengths or (self.p.nk,))
         return bool((self.attended[lengths > 0] == 0).any())
 
+    def keyless_beside(self) -> bool:
+        """Whether a query attends no key, on a rank of which another query, or it in another batch entry, does."""
+        seen = (self.attended[:, :, held] > 0 for held in self.queries)
+        return any(bool(one.any()) and not one.all() for one in seen)
+
     def blind_owner(self) -> bool:
         """Whether a rank's queries attend no key, if it has any, and its keys are attended."""
         return any(
@@ -346,6 +351,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "narrow_values": ("value_dim below head_dim", "dims", 1.3, lambda one: one.p.dv < one.p.head_dim),
     "empty_rows": ("a query without keys", "empty rows+cross lengths", 1.3, lambda one: 0 in one.attended),
     "keyless": ("a query without keys in a batch entry that has keys", "empty rows+key_lengths", 1.35, Placed.keyless),
+    "keyless_beside": ("a query without keys, on a rank where some query has any", f"empty rows+{MASKED}", 1.36,
+        Placed.keyless_beside),
     "hidden": ("a query from which a mask hides some of its keys", MASKED, 1.4,
         lambda one: bool(((one.attended > 0) & (one.attended < one.p.nk)).any())),
     "opposite": ("a query with keys on the opposite rank, half of the ranks away", f"ranks+{MASKED}", 1.45,

@@ -310,6 +310,10 @@ class Exploration:
         if self.failed(case) is None and case in self._doubtful:
             self.runs[case] = False
 
+    def passes_or_may(self, case: Case) -> bool:
+        """Return whether a case passes with its own seed, or a run leaves it in doubt."""
+        return self.passes(case) is True or case in self._doubtful
+
     def _held_against(self, generous: Case, others: Sequence[Case], pool: list[Case]) -> None:
         """Run what tells explanations apart, then mixed cases, until these are foretold."""
         explanation = self._told_apart(generous, pool)

@@ -194,7 +194,13 @@ def held_against(
             fails, met = foretells(case), x.met(case, explanation)
             if fails and not met and x.failed(case, expected=False):
                 explanation = x.explanation()
-            elif fails is False and met and len(exceptions) < MOST and _steadily(foretells, case) and x.passes(case):
+            elif (
+                fails is False
+                and met
+                and len(exceptions) < MOST
+                and _steadily(foretells, case)
+                and x.passes_or_may(case)
+            ):
                 exceptions.append(case)
             if fails:
                 failing.append(case)
@@ -278,6 +284,6 @@ def _turns(
         if x.left() <= 0:
             break
         for case in draw.sample(others := x.varying.of(base, factor), min(len(others), VARIANTS)):
-            if x.met(case, explanation) and _steadily(foretells, case) and x.passes(case):
+            if x.met(case, explanation) and _steadily(foretells, case) and x.passes_or_may(case):
                 return True
     return False
