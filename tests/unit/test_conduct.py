@@ -212,6 +212,47 @@ def test_a_buffer_that_is_written_to_before_it_arrives_is_the_cause_of_wrong_val
     assert found.diagnosis.text.startswith("a buffer is written to while a receive into it is in flight: rank ")
 
 
+def test_a_hazard_is_told_beside_what_comes_of_it():
+    """Numbers may have a cause by themselves, such as keys that are left out; they are so because of the hazard."""
+
+    def attend(q, k, v, call):
+        after, before = ((call.rank + step) % call.world_size for step in (1, -1))
+        room = torch.zeros(1)
+        works = [
+            dist.isend(torch.zeros(1), group=call.group, group_dst=after),
+            dist.irecv(room, group=call.group, group_src=before),
+        ]
+        room += 1
+        for work in works:
+            work.wait()
+        return (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1) @ v.transpose(1, 2)
+
+    def swapped(q, k, v, call):
+        return attend(q, k, v, call).transpose(1, 2)
+
+    found = shown(FORWARD, swapped, dataclasses.replace(PLAIN, causal="never", window=False))
+    numbers, _, hazard = found.diagnosis.text.rpartition("; ")
+    assert numbers.startswith("each rank attends its own block only")
+    assert hazard.startswith("a buffer is written to while a receive into it is in flight: rank ")
+
+
+def test_a_handle_that_nobody_waits_for_is_the_cause_of_wrong_values():
+    """Of a receive rather than of a send, where both are not waited for."""
+
+    def attend(q, k, v, call):
+        after, before = ((call.rank + step) % call.world_size for step in (1, -1))
+        room = torch.zeros(1)
+        dist.isend(torch.zeros(1), group=call.group, group_dst=after)
+        dist.irecv(room, group=call.group, group_src=before)
+        return plain(q, k, v, call) + q.sin() + v.cos() * (call.world_size > 1)
+
+    found = shown(FORWARD, attend)
+    assert found.diagnosis.text.startswith(
+        "a send or receive is not waited for, so that what arrives may not be there when it is read: rank 0 never "
+        "waited for its receive from rank "
+    )
+
+
 def test_two_messages_into_one_buffer_are_the_cause_of_wrong_values():
     """What arrives last is there twice."""
 

@@ -19,10 +19,10 @@ from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
-READS = {(6, 2, 3): [0, 0, 0, 0, 1, 1], (12, 3, 2): [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2]}
+READS = {(6, 2, 3): [0, 0, 0, 0, 1, 1], (6, 2, 4): [0, 0, 0, 0, 1, 1], (12, 3, 2): [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2]}
 """The key head of each query head, counted from the first one of its rank: by heads, key heads and ranks."""
 
-KEPT = {(2, 1, 2): [1], (4, 2, 4): [1, 3], (6, 2, 3): [2, 4, 5]}
+KEPT = {(2, 1, 2): [1], (4, 2, 4): [1, 3], (6, 2, 3): [2, 4, 5], (6, 2, 4): [2, 5]}
 """The query heads that the last rank has of the query heads of a key head."""
 
 

@@ -1,0 +1,127 @@
+"""Masks that are made otherwise are told by what is read of them: tiles, slices, positions, heads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from mechanisms import case_of, seen, where
+
+from ringverify.diagnosis import reading
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
+from ringverify.implementation import Implementation
+
+
+def ends(rows, tile):
+    """The last of each tile of rows, for each of them."""
+    return rows[torch.minimum(torch.arange(len(rows)) // tile * tile + tile, torch.tensor(len(rows))) - 1]
+
+
+def tile_skipped(here, owner, i, j):
+    """Tiles of 4 queries and 2 keys, of which the last ones are compared."""
+    return ends(j[0], 2)[None] >= ends(i[:, 0], 4)[:, None] - here.problem.window[0]
+
+
+def first_key_lost(here, owner, i, j):
+    """Of every document."""
+    return ~torch.isin(j, torch.tensor(here.problem.documents or (0,)))
+
+
+def slice_ends_early(here, owner, i, j):
+    """The last query that a rank has of a document loses the last key that it attends."""
+    cuts = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    of = torch.searchsorted(cuts, i[:, 0].contiguous(), right=True)
+    last = torch.stack([i[of == number].max() for number in of])
+    return j < last[:, None]
+
+
+def by_pattern(counts):
+    """Steps with these counts of a rank and an owner, `(S, T)` or more."""
+
+    def pattern(steps, here, hop, owner):
+        m = counts(here, owner, here.call.positions[:, None], here.shards[owner][None])
+        p = here.problem
+        return torch.as_tensor(m).expand(p.batch, p.heads, len(here.call.positions), len(here.shards[owner])).long()
+
+    return replace(STEPS, pattern=pattern)
+
+
+def exchanged(here, owner, i, j):
+    """Padding is that of the rank's own keys, in the blocks of others."""
+    return here.shards[here.rank][None] < torch.tensor(here.problem.key_lengths)[:, None, None, None]
+
+
+def in_joined_order(here, owner, i, j):
+    """Key lengths are compared with the number of a row among all."""
+    order = torch.cat([torch.as_tensor(held) for held in here.shards])
+    return torch.argsort(order)[j[0]] < torch.tensor(here.problem.key_lengths)[:, None, None, None]
+
+
+def transposed(here, owner, i, j):
+    """Two teams of two ranks, whose members are taken to lie apart."""
+    other = (0, 2, 1, 3)
+    return here.shards[other[owner]][None] <= here.shards[other[here.rank]][:, None]
+
+
+def aligned_by_head(here, owner, i, j):
+    """By how many keys and queries that rank has which an exchange gives the head."""
+    p, size = here.problem, here.size
+    count = [n // size + (rank < n % size) for n in (p.nk, p.nq) for rank in range(size)]
+    runs = np.array_split(np.arange(p.heads), size)
+    by = torch.tensor([count[rank] - count[size + rank] for rank, run in enumerate(runs) for _ in run])
+    return j <= i + by[:, None, None]
+
+
+TWO, THREE = ({"size": size, "query_length": 9 * size} for size in (2, 3))
+TOLD = {
+    "a tile of 4 queries and 2 keys is skipped if its last key lies before the window of its last query": (
+        where(tile_skipped),
+        [case_of(window=(side, None), **shape) for side in (2, 3) for shape in (TWO, THREE)],
+    ),
+    "the first position of each document is taken for one of the document before, of the first for one of none, in the "
+    "keys only, and a sequence without documents is one": (
+        where(first_key_lost),
+        [case_of(causal=True, documents=cuts, **TWO) for cuts in ((0, 5, 11, 18), None)]
+        + [case_of(causal=True, documents=(2, 6, 20), **THREE)],
+    ),
+    "what a shard of queries has of a document attends no key at the end of the keys of its last query, which is taken "
+    "for one past it": (
+        where(slice_ends_early),
+        [case_of(causal=True, documents=cuts, **TWO) for cuts in ((0, 5, 11, 18), None)]
+        + [case_of(causal=True, documents=(0, 4, 13, 27), **THREE)],
+    ),
+    "key_lengths are compared with the rank and the owner of the block exchanged: queries at the places of the "
+    "owner's": (
+        by_pattern(exchanged),
+        [case_of(batch=2, key_lengths=lengths, **shape) for shape in (TWO, THREE) for lengths in ((4, 13), (11, 7))],
+    ),
+    "key_lengths are compared with queries and keys at positions that count rows where the shards of all ranks are "
+    "joined, rank by rank": (
+        by_pattern(in_joined_order),
+        [case_of(batch=2, sharding="zigzag", size=size, query_length=8 * size, key_lengths=(5, 11)) for size in (2, 3)],
+    ),
+    "the mask is made with queries and keys at positions as if the members of teams of as many ranks as divide ranks "
+    "and key heads lay apart instead of side by side": (
+        by_pattern(transposed),
+        [case_of(causal=True, size=4, query_length=n, heads=2) for n in (12, 16)],
+    ),
+    "cross lengths are aligned by the numbers of queries and keys of the rank that has the head instead of all, where "
+    "an exchange deals heads in runs": (
+        by_pattern(aligned_by_head),
+        [
+            case_of(causal=True, size=size, query_length=nq, key_length=nk, heads=heads)
+            for size, nq, nk, heads in ((2, 7, 12, 3), (3, 7, 14, 5), (3, 8, 12, 4))
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", TOLD)
+def test_a_mask_made_otherwise_is_told(words):
+    """Among the rules that give what was read and predict the numbers of all cases."""
+    steps, cases = TOLD[words]
+    scenes, probe = seen(Implementation(ring_of(steps), "masked", EVERYTHING), cases, gradients=False)
+    assert all(wrong_tensors(scene) for scene in scenes)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    assert words in [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
