@@ -113,10 +113,13 @@ def what_it_follows(
         if time.monotonic() > share.late:
             break
         if same_failure(after(earlier), after(earlier)):
-            shrunk = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING)
-            found = after(shrunk.case)
-            if same_failure(found, after(shrunk.case)):
-                return (shrunk.case,), case, found
+            one = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING).case
+            for name in differing(one, case):  # in as few fields as it takes
+                closer = like(one, {name: differing(one, case).get(name)}) if name in differing(one, case) else None
+                one = closer if closer is not None and fails(closer) else one
+            found = after(one)
+            if same_failure(found, after(one)):
+                return (one,), case, found
     return (), case, Judgement(0.0, None)
 
 

@@ -438,6 +438,27 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch, key, same):
     assert cause.startswith("what an earlier call with another window leaves behind")
 
 
+def test_an_earlier_call_is_made_like_the_one_that_it_spoils(monkeypatch):
+    """But for what it takes: lengths are told apart by halves, so that one of them only serves another."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        length = call.problem.nq
+        return plain(q, k, v, call) + kept.setdefault(-(-length // 2), length) - length
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(following, "afresh", afresh)
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
+    late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
+    before = (late.replace(query_length=8), late.replace(query_length=11, heads=3, seed=7, window=(2, 0)))
+    (after,), case, _ = following.what_it_follows(FORWARD, runner, late, before, ENDLESS, until=math.inf)
+    assert case == late
+    assert differing(case, after) == {"query_length": 11}
+
+
 def test_state_of_calls_that_differ_in_more_is_not_laid_to_one_of_these():
     """Nor where they do not differ at all."""
     assert of_state(("window", "seed"))[0] == "an earlier call in the same process"
