@@ -381,6 +381,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         f"ranks+length+cross lengths+{MASKED}", 1.49, Placed.blind_at_first),
     "blind_owner": ("a rank whose queries attend no key, and whose keys queries of another rank attend",
         f"ranks+length+cross lengths+{MASKED}", 1.46, Placed.blind_owner),
+    "blind_entry": ("a block that a batch entry attends, and the first batch entry does not", "key_lengths+batch+ranks",
+        1.45, lambda one: any(block.any() and not block[0].any() for block in one.blocks)),
     "hidden_first": ("a query from which a mask hides the first key", MASKED, 1.55,
         lambda one: one.p.nk > 0 and not one.pairs[..., 0].all()),
     "hidden_last": ("a query from which a mask hides the last key", MASKED, 1.55,
@@ -457,6 +459,9 @@ HIDING = (
     "hidden_last",
 )  # fmt: skip
 """Statements about what masks hide, whichever these are."""
+
+ELSEWISE = {"choice": ("window", "key_lengths")}
+"""Factors that make a statement false, beside those that it is about, by what it looks at."""
 
 ALTERNATIVES = (*MASKS, "softcap", "scale", "cross", "gqa")
 """Statements of which one may do instead of another."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from ringverify.cases.case import Case, sharding_names
 from ringverify.cases.inputs import has_ordinary_sinks
 from ringverify.diagnosis.when.board import Board
-from ringverify.diagnosis.when.conditions import MASKS, Condition, features
+from ringverify.diagnosis.when.conditions import ELSEWISE, MASKS, Condition, features
 from ringverify.diagnosis.when.scores import FAR, FAR_OFF, meets, of_scores
 from ringverify.diagnosis.when.varying import FIELDS, Varying
 
@@ -368,7 +368,7 @@ class Exploration:
         others = [one for one in explanation if one is not condition]
         if self._of_a_cotangent(condition, others):
             return True
-        tried = [case for case, about in self._changed if about == condition.text]
+        tried, known = [case for case, about in self._changed if about == condition.text], self.varying.factors.keys()
         for base in self._bases(generous, tried):
             if len(tried) >= REFUTING:
                 break
@@ -376,7 +376,7 @@ class Exploration:
                 continue
             changed = [
                 case
-                for factor in sorted(condition.factors & self.varying.factors.keys())
+                for factor in sorted({*condition.factors, *ELSEWISE.get(condition.about[0], ())} & known)
                 for case in self.varying.of(base, factor)
                 if not self.met(case, [condition]) and self.met(case, others) and self._beyond(case, condition)
             ]
