@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.accounting import Account
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.explaining import afresh, judged
-from ringverify.check.following import STATE_SEARCH, what_it_follows
+from ringverify.check.following import STATE_SEARCH, follows_again, what_it_follows
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
 from ringverify.check.sameness import ToldFailure, repeated
@@ -72,6 +73,9 @@ def finished(
     mishaps: list[Mishap] = []
     began = time.monotonic()
     again = attempt(mishaps, "comparing it with others", lambda: repeated(stories, property, found, runner), None)
+    if again is None and any(story.shown.after for story in stories):
+        kept = functools.partial(follows_again, stories, property, runner, found)
+        again = attempt(mishaps, "comparing it with kept state", kept, None)
     if again is not None:
         return Ending(again, seconds=time.monotonic() - began)
 

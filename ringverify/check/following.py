@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from ringverify.cases.shrinking import shrink
 from ringverify.check.budget import Share
 from ringverify.check.explaining import afresh
 from ringverify.check.repeating import same_failure
-from ringverify.check.searching import Counterexample
+from ringverify.check.sameness import ToldFailure
+from ringverify.check.searching import Counterexample, Found
 from ringverify.diagnosis.conduct import differing, in_words, of_state
 from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
@@ -121,6 +123,35 @@ def what_it_follows(
             if same_failure(found, after(one)):
                 return (one,), case, found
     return (), case, Judgement(0.0, None)
+
+
+def follows_again(
+    stories: Sequence[ToldFailure], property: Property, runner: Runner, found: Found
+) -> Counterexample | None:
+    """Return a counterexample that shows kept state once more, where that was told; `None` if it may be news.
+
+    It is if the case fails after one of those before it, twice, and passes alone, twice. It is not shrunk.
+    """
+    told = next((story for story in stories if story.shown.after), None)
+    if told is None or any(afresh(property, runner, [found.case]).violation is not None for _ in range(2)):
+        return None
+    for earlier in [other for other in found.history if other != found.case][:STATE_SUSPECTS]:
+        seen, again = (afresh(property, runner, [earlier, found.case]) for _ in range(2))
+        if seen.violation is not None and same_failure(seen, again):
+            return Counterexample(
+                found.case,
+                seen.violation,
+                seen.digest,
+                first=found.case,
+                tried=0,
+                smallest=False,
+                repeats=True,
+                after=(earlier,),
+                diagnosis=dataclasses.replace(told.shown.diagnosis, where=None, region=None),
+                needs=told.shown.needs,
+                same_as=told.story(),
+            )
+    return None
 
 
 def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Needed | None:

@@ -20,8 +20,9 @@ from ringverify.check.drawing import drawn
 from ringverify.check.explaining import judged
 from ringverify.check.hunting import hunt
 from ringverify.check.sameness import ToldFailure
-from ringverify.check.searching import Counterexample
+from ringverify.check.searching import Counterexample, Found
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
+from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.diagnosis.when.conditions import conditions, features
 from ringverify.events import Needed
 from ringverify.faults.ring import STEPS, ring_of
@@ -33,7 +34,7 @@ from ringverify.properties.incremental import INCREMENTAL
 from ringverify.properties.property import Violation
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.uninitialised import UNINITIALISED
-from ringverify.properties.values import FORWARD
+from ringverify.properties.values import FORWARD, LSE
 from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
 from ringverify.targets import load
 from ringverify.worlds.simulated import SimulatedWorld
@@ -458,6 +459,36 @@ def test_an_earlier_call_is_made_like_the_one_that_it_spoils(monkeypatch):
     (after,), case, _ = following.what_it_follows(FORWARD, runner, late, before, ENDLESS, until=math.inf)
     assert case == late
     assert differing(case, after) == {"query_length": 11}
+
+
+def test_state_that_was_told_is_not_searched_for_again(monkeypatch):
+    """A case that passes alone, and fails after one of those before it; not where it fails alone, or after none."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        return plain(q, k, v, call) + kept.setdefault("seed", call.problem.nq) - call.problem.nq
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(following, "afresh", afresh)
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
+    case = Case(problem=Problem(query_length=6), world_size=2)
+    before = case.replace(query_length=8)
+    failing = afresh(FORWARD, runner, [before, case])
+    shown = Counterexample(case, failing.violation, "", case, 0, True, True, (before,), diagnosis=Diagnosis("kept"))
+    stories = [ToldFailure(LSE, shown)]
+
+    def again(*history):
+        return following.follows_again(stories, FORWARD, runner, Found(case, failing, (), history))
+
+    found = again(case.replace(seed=3), before)
+    assert (found.after, found.same_as, found.diagnosis.text) == ((before,), LSE, "kept")
+    assert again(case.replace(seed=3)) is None
+    assert following.follows_again([], FORWARD, runner, Found(case, failing, (), (before,))) is None
+    monkeypatch.setattr(following, "afresh", lambda *_: failing)
+    assert again(before) is None
 
 
 def test_state_of_calls_that_differ_in_more_is_not_laid_to_one_of_these():
