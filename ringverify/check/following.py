@@ -28,6 +28,9 @@ from ringverify.properties.property import Judgement, Property
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
 
+KEPT_SUSPECTS = 48
+"""The same where it is known that state is left behind, so that none of them is shrunk."""
+
 STATE_SEARCH = 10.0
 """Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two."""
 
@@ -135,9 +138,9 @@ def follows_again(
     told = next((story for story in stories if story.shown.after), None)
     if told is None or any(afresh(property, runner, [found.case]).violation is not None for _ in range(2)):
         return None
-    for earlier in [other for other in found.history if other != found.case][:STATE_SUSPECTS]:
-        seen, again = (afresh(property, runner, [earlier, found.case]) for _ in range(2))
-        if seen.violation is not None and same_failure(seen, again):
+    for earlier in [other for other in found.history if other != found.case][:KEPT_SUSPECTS]:
+        seen = afresh(property, runner, [earlier, found.case])
+        if seen.violation is not None and same_failure(seen, afresh(property, runner, [earlier, found.case])):
             return Counterexample(
                 found.case,
                 seen.violation,
