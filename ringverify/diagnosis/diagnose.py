@@ -45,11 +45,12 @@ from ringverify.diagnosis.gradients import (
     weights,
 )
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
-from ringverify.diagnosis.narrowing import rounding
+from ringverify.diagnosis.narrowing import TWICE, rounding
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
+from ringverify.diagnosis.when.conditions import HALF
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.diagnosis.where import Probe, locate, of_other_code, wrong_tensors
 from ringverify.events import TensorName, Where
@@ -188,7 +189,7 @@ class _Inquiry:
     """A failing case whose cause is sought, and what has been seen of cases like it.
 
     Hypotheses are tried in stages: those of the catalogue; the same in a ring of teams; what is fitted to cases that
-    were seen; those of the catalogue in some rows; and on some blocks or ranks. A later stage takes more to say.
+    were seen; those of the catalogue in some rows; on some blocks or ranks; two roundings. Later ones take more to say.
 
     Args:
         smallest: the smallest failing case.
@@ -232,7 +233,7 @@ class _Inquiry:
         """Return a diagnosis with the hypotheses that explain all cases, without `where` and `region`."""
         sometimes: list[Standing] = []
         first = (self._in_every_place, self._in_ring_of_teams, self._fitted)
-        for stage in (*first, self._in_some_rows, self._in_some_places):
+        for stage in (*first, self._in_some_rows, self._in_some_places, self._rounded_twice):
             if sometimes and stage not in first:
                 break
             left = self._held_against_scenes(stage())
@@ -300,6 +301,9 @@ class _Inquiry:
             if number % LOOK == 0 and self._patience.left() <= 0:
                 return
             yield from self._alike(alike)
+
+    def _rounded_twice(self) -> Iterable[Standing]:
+        return self._standing(TWICE) if self._smallest.problem.dtype in HALF else ()
 
     # -- what is left of them ------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ POWERS = 12
 """Largest power of the number of ranks that rows may be multiplied by."""
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """The place of a row."""
 
     batch: int
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     head: int
 
 
-class Table(NamedTuple):
+class RowTable(NamedTuple):
     """The rows of a result, or of several with the same rows: `(rows, numbers)`, in order of batch, query and head.
 
     Attributes:
@@ -64,10 +64,10 @@ class Table(NamedTuple):
     wrong: Ints
 
 
-def _table(names: Group, scene: Scene) -> Table | None:
+def _table(names: Group, scene: Scene) -> RowTable | None:
     """Return the rows of a case; `None` if ranks that hold the same queries have other results of them."""
 
-    def computed() -> Table | None:
+    def computed() -> RowTable | None:
         if scene.replicated and any(
             not np.array_equal(scene.seen(name, 0), scene.seen(name, rank), equal_nan=True)
             for name in names
@@ -94,7 +94,7 @@ def _table(names: Group, scene: Scene) -> Table | None:
             rows(functools.partial(getattr, scene.truth)),
             rows(functools.partial(getattr, scene.allowed)),
         )
-        return Table(seen, true, limit, np.flatnonzero(~_near(seen, true, limit).all(axis=1)))
+        return RowTable(seen, true, limit, np.flatnonzero(~_near(seen, true, limit).all(axis=1)))
 
     return scene.once(("rows", names), computed)
 
@@ -105,9 +105,9 @@ def _near(seen: Array, true: Array, limit: Array) -> Array:
     return found
 
 
-def _places(numbers: Sequence[int], scene: Scene) -> list[Place]:
+def _places(numbers: Sequence[int], scene: Scene) -> list[RowPlace]:
     shape = scene.truth.out.shape[:3]
-    return [Place(*map(int, np.unravel_index(number, shape))) for number in numbers]
+    return [RowPlace(*map(int, np.unravel_index(number, shape))) for number in numbers]
 
 
 def _displaced(names: Group, scene: Scene) -> list[tuple[int, int]] | None:
@@ -149,7 +149,7 @@ def _how(row: int, place: int, scene: Scene) -> str:
         return f"nothing stands at query {there.query}"
     of = _places([row], scene)[0]
     words = {"batch": "batch entry", "query": "query", "head": "head"}
-    differ = [name for name in Place._fields if getattr(of, name) != getattr(there, name)]
+    differ = [name for name in RowPlace._fields if getattr(of, name) != getattr(there, name)]
     what, where = (", ".join(f"{words[name]} {getattr(x, name)}" for name in differ) for x in (of, there))
     return f"that of {what} stands at {where}"
 

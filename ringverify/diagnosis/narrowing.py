@@ -366,32 +366,29 @@ _ROUNDING.append(
 )
 
 
-def _together(way: frozenset[str]) -> Iterator[tuple[str, Steps, tuple[str, ...]]]:
+def _together(way: frozenset[str]) -> Iterator[tuple[str, Steps]]:
     """Yield two faults of rounding in one: both of the forward, or both of the backward."""
-    some = [one for one in _ROUNDING if one[1].changed <= way]
-    for (says, steps, allowed_by), (more, others, more_allowed) in itertools.combinations(some, 2):
+    some = [(says, steps) for says, steps, _ in _ROUNDING if steps.changed <= way]
+    for (says, steps), (more, others) in itertools.combinations(some, 2):
         if steps.changed.isdisjoint(others.changed):
-            both = replace(steps, **{name: getattr(others, name) for name in others.changed})
-            yield (
-                f"{says}, and {more}",
-                both,
-                tuple({*allowed_by, *more_allowed} if allowed_by and more_allowed else ()),
-            )
+            yield f"{says}, and {more}", replace(steps, **{name: getattr(others, name) for name in others.changed})
 
 
 ALL = (*TENSORS[0], *TENSORS[1])
 
 ROUNDED: list[Hypothesis] = [
     Hypothesis(says, steps, allowed_by=allowed_by, judge=_judge_digits(steps, names))
-    for names, some in (
-        (ALL, _ROUNDING),
-        # What is rounded in the forward spoils more than one digit of gradients, and these may be rounded too.
-        (TENSORS[0], [one for one in _ROUNDING if one[1].changed & FORWARD]),
-        (TENSORS[0], _together(FORWARD | {"capped"})),
-        (ALL, _together(BACKWARD)),
-    )
-    for says, steps, allowed_by in some
+    # What is rounded in the forward spoils more than one digit of gradients, and these may be rounded too.
+    for names in (ALL, TENSORS[0])
+    for says, steps, allowed_by in _ROUNDING
+    if names == ALL or steps.changed & FORWARD
 ]
+TWICE: list[Hypothesis] = [
+    Hypothesis(says, steps, judge=_judge_digits(steps, names))
+    for names, way in ((TENSORS[0], (FORWARD | {"capped"}) - {"kept", "together"}), (ALL, BACKWARD))
+    for says, steps in _together(way)
+]
+"""Two faults of rounding at once: to be tried where none of them alone explains the digits."""
 
 
 def rounding(scenes: Sequence[Scene]) -> list[Hypothesis]:
@@ -401,8 +398,8 @@ def rounding(scenes: Sequence[Scene]) -> list[Hypothesis]:
         scenes: the cases; their values may be within the error allowed, as only their mean error may be too large.
     """
     found: list[tuple[int, Hypothesis]] = []
-    for names in (ALL, TENSORS[0]):
-        for one in ROUNDED:
+    for names, those in ((ALL, ROUNDED), (TENSORS[0], ROUNDED), (TENSORS[0], TWICE), (ALL, TWICE)):
+        for one in those:
             seen = [_shown(scene, one.steps, names) for scene in scenes]
             if seen and all(each is not None and each[0] >= ENOUGH and each[1] >= MOST * each[0] for each in seen):
                 found.append((sum(each[1] for each in seen if each is not None), one))

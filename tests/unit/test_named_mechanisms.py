@@ -1899,7 +1899,7 @@ def test_sums_that_travel_in_the_input_dtype_are_told():
     declared = Capabilities(dtypes=("bfloat16",), causal="never", lse=True, gradients=False)
     cases = [case_of(size=size, dtype="bfloat16") for size in (2, 3, 4)]
     scenes, _ = seen(Implementation(attend, "travelling", declared), cases, gradients=False)
-    (found,) = [text for text in explaining(ROUNDED, scenes) if "travel" in text]
+    (found,) = {text for text in explaining(ROUNDED, scenes) if "travel" in text}
     assert "where queries travel to the right: they are rounded at every hop" in found
 
 

@@ -97,7 +97,7 @@ class Watch:
             self._report(hazard)
         if not failed:
             for rank in self._ranks:
-                for operation in sorted(rank.posts, key=lambda one: isinstance(one, Send)):
+                for operation in sorted(rank.posts, key=lambda one: not isinstance(one, Receive)):
                     self._left(operation, "not_waited", "rank {rank} never waited for its {what}")
             for one in left:
                 text = (

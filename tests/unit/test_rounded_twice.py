@@ -1,0 +1,45 @@
+"""Two roundings at once, and one of the forward beside what the backward rounds, are told by digits."""
+
+from dataclasses import replace
+
+from mechanisms import case_of, explaining, seen
+
+from ringverify.diagnosis.narrowing import ROUNDED, TWICE, rounding
+from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
+from ringverify.implementation import Implementation
+
+CASES = [case_of(size=size, query_length=6 * size, head_dim=8, dtype="bfloat16", seed=size) for size in (2, 3)]
+
+
+def of(sentence):
+    """The steps of the one rounding that is called so."""
+    return next(one.steps for one in ROUNDED if one.sentence() == sentence)
+
+
+OUT, SCORES = (
+    "out is rounded to the input dtype after every hop",
+    "scores are rounded to the input dtype before the softmax",
+)
+DQ = "dq is rounded to the input dtype after every hop"
+
+
+def test_two_roundings_of_the_forward_are_told_where_neither_of_them_explains_the_digits():
+    """Both in one sentence."""
+    both = replace(of(OUT), capped=of(SCORES).capped)
+    scenes, _ = seen(Implementation(ring_of(both), "twice", EVERYTHING), CASES, gradients=False)
+    assert explaining(ROUNDED, scenes) == []
+    assert f"{OUT}, and {SCORES}" in explaining(TWICE, scenes)
+    assert f"{OUT}, and {SCORES}" in [one.sentence() for one in rounding(scenes)]
+
+
+def test_a_rounding_of_the_forward_is_told_whatever_the_backward_rounds():
+    """Gradients are rounded more than what is rounded in the forward says."""
+    both = replace(of(OUT), add_dq=of(DQ).add_dq)
+    scenes, _ = seen(Implementation(ring_of(both), "forward", EVERYTHING), CASES, gradients=True)
+    assert OUT in explaining(ROUNDED, scenes)
+
+
+def test_of_right_digits_nothing_is_said():
+    """No pair of roundings shows."""
+    scenes, _ = seen(Implementation(ring_of(STEPS), "right", EVERYTHING), CASES, gradients=False)
+    assert rounding(scenes) == []
