@@ -448,6 +448,12 @@ FAULTS.cause("running sums are not rescaled where the maximum grows", online(sum
 FAULTS.cause(
     "running sums are rescaled by the inverse of the factor, exp(new - old)", online(way=lambda difference: -difference)
 )
+BASES = {"exp of what are logarithms in base 2": 1 / math.log(2), "2 to the power of natural logarithms": math.log(2)}
+"""What the factor may be by which running sums are rescaled, and by what its exponent is multiplied then."""
+
+for says, by in BASES.items():
+    way = functools.partial(torch.mul, torch.tensor(by, dtype=torch.float64))
+    FAULTS.cause(f"the factor by which running sums are rescaled is {says}", online(way=way))
 FAULTS.cause(
     "the maximum that scores are taken less of is that of the first block, and later blocks do not raise it",
     online(of_first=True),
@@ -502,6 +508,10 @@ def _in_tiles(tile: int, steps: Steps) -> Steps:
 
 
 for tile in TILES:
+    for says, by in BASES.items():
+        way = functools.partial(torch.mul, torch.tensor(by, dtype=torch.float64))
+        whose = f"the factor by which running sums over tiles of {tile} keys of all blocks are rescaled is {says}"
+        FAULTS.cause(whose, _in_tiles(tile, online(way=way)))
     for says, sums, totals in UNSCALED:
         text = (
             f"the running sum of {says} over tiles of {tile} keys of all blocks is not rescaled where the maximum grows"

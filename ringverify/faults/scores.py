@@ -89,6 +89,11 @@ FAULTS.cause("scale has a factor log2(e) too many", _scale(lambda p: p.scale_val
 # -- softcap -----------------------------------------------------------------------------------------------------------
 
 FAULTS.add("O19", "softcap ignored in the forward, its derivative is there", replace(STEPS, cap=lambda s, softcap: s))
+for factor, says in ((math.log(2), "lack the factor log2(e)"), (1 / math.log(2), "have a factor log2(e) too many")):
+    FAULTS.cause(
+        f"scores {says} where they are capped",
+        replace(STEPS, cap=lambda s, c, factor=factor: factor * STEPS.cap(s, c)),  # type: ignore[misc]
+    )
 FAULTS.cause("softcap ignored", replace(STEPS, cap=lambda s, c: s, cap_slope=lambda s, c: torch.ones_like(s)))
 
 

@@ -1,0 +1,67 @@
+"""Exponentials in base 2 beside natural ones: which of the two a factor or a score is of, is told."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from mechanisms import case_of, library, seen
+
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.implementation import Capabilities, Implementation
+
+DECLARED = Capabilities(causal="never", softcap=True, gradients=False, lse=False)
+TILE = 2
+
+
+def tiled(rescale, capped):
+    """A ring whose kernel loops over tiles of two keys, with scores in base 2."""
+
+    def attend(q, k, v, call):
+        total = weighted = torch.zeros(1)
+        top = torch.tensor(-math.inf)
+        for hop in range(call.world_size):
+            dist.all_gather(
+                keys := [torch.empty_like(k) for _ in range(call.world_size)], k.contiguous(), group=call.group
+            )
+            dist.all_gather(values, v.contiguous(), group=call.group)
+            owner = (call.rank - hop) % call.world_size
+            for at in range(0, k.size(1), TILE):
+                s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, keys[owner][:, at : at + TILE])
+                s = s / math.log(2) if call.softcap is None else capped(call.softcap * (s / call.softcap).tanh())
+                most = torch.maximum(top, s.amax(-1, keepdim=True))
+                factor, w = rescale(top - most), (s - most).exp2()
+                total = total * factor + w.sum(-1, keepdim=True)
+                weighted = weighted * factor + torch.einsum("bhqk,bkhd->bhqd", w, values[owner][:, at : at + TILE])
+                top = most
+        return (weighted / total).transpose(1, 2)
+
+    return Implementation(attend, "tiled", DECLARED)
+
+
+def in_base_2(s):
+    """Right."""
+    return s / math.log(2)
+
+
+WRONG = {
+    "the factor by which running sums over tiles of 2 keys of all blocks are rescaled is exp of what are logarithms in "
+    "base 2": (tiled(torch.exp, in_base_2), [{}, {"size": 2, "query_length": 10, "softcap": 3.0}]),
+    "scores lack the factor log2(e) where they are capped": (
+        tiled(torch.exp2, lambda s: s),
+        [{"softcap": 3.0}, {"softcap": 1.0, "size": 2}],
+    ),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_base_that_is_taken_for_another_is_told(words):
+    """In all cases that it shows in, and nothing in another."""
+    implementation, shapes = WRONG[words]
+    scenes, _ = seen(implementation, [case_of(**shape) for shape in shapes], gradients=False)
+    assert all(wrong_tensors(scene) for scene in scenes)
+    (cause,) = library(words)
+    assert all(cause.explains(scene) is not None for scene in scenes)
+    right, _ = seen(tiled(torch.exp2, in_base_2), [case_of(softcap=3.0)], gradients=False)
+    assert not wrong_tensors(right[0])
+    assert cause.explains(right[0]) is None
