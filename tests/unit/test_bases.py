@@ -21,9 +21,8 @@ def tiled(rescale, capped):
         total = weighted = torch.zeros(1)
         top = torch.tensor(-math.inf)
         for hop in range(call.world_size):
-            dist.all_gather(
-                keys := [torch.empty_like(k) for _ in range(call.world_size)], k.contiguous(), group=call.group
-            )
+            keys, values = ([torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v))
+            dist.all_gather(keys, k.contiguous(), group=call.group)
             dist.all_gather(values, v.contiguous(), group=call.group)
             owner = (call.rank - hop) % call.world_size
             for at in range(0, k.size(1), TILE):
