@@ -5,8 +5,9 @@ from __future__ import annotations
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
-from ringverify.diagnosis.narrowing import NARROWED, ROUNDED, SUMMED
+from ringverify.diagnosis.narrowing import NARROWED, SUMMED
 from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.rounding_digits import ROUNDED
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.faults import positions
 from ringverify.faults.catalogue import CAUSES, MUTANTS

@@ -45,9 +45,9 @@ from ringverify.diagnosis.gradients import (
     weights,
 )
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
-from ringverify.diagnosis.narrowing import TWICE, rounding
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
+from ringverify.diagnosis.rounding_digits import TWICE, rounding
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
 from ringverify.diagnosis.when.conditions import HALF

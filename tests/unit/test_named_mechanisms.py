@@ -22,9 +22,10 @@ from ringverify.diagnosis.fitting import in_some_places
 from ringverify.diagnosis.further_cases import _in_shape
 from ringverify.diagnosis.gradients import carrying, crossing, sinks
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.narrowing import NARROWED, ROUNDED
+from ringverify.diagnosis.narrowing import NARROWED
 from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.rounding_digits import ROUNDED
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.diagnosis.where import wrong_tensors

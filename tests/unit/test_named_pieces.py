@@ -13,8 +13,8 @@ from ringref.sharding import key_positions, pieces
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.fitting import in_ring_of_teams
-from ringverify.diagnosis.narrowing import ROUNDED
 from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.rounding_digits import ROUNDED
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.place import Block, Partial

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mechanisms import case_of, explaining, seen
 
-from ringverify.diagnosis.narrowing import ROUNDED, TWICE, rounding
+from ringverify.diagnosis.rounding_digits import ROUNDED, TWICE, rounding
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Implementation
 
