@@ -105,9 +105,8 @@ def _near(seen: Array, true: Array, limit: Array) -> Array:
     return found
 
 
-def _places(numbers: Sequence[int], scene: Scene) -> list[RowPlace]:
-    shape = scene.truth.out.shape[:3]
-    return [RowPlace(*map(int, np.unravel_index(number, shape))) for number in numbers]
+def _place(number: int, scene: Scene) -> RowPlace:
+    return RowPlace(*map(int, np.unravel_index(number, scene.truth.out.shape[:3])))
 
 
 def _displaced(names: Group, scene: Scene) -> list[tuple[int, int]] | None:
@@ -144,10 +143,10 @@ def _factors(scene: Scene) -> list[int] | None:
 
 
 def _how(row: int, place: int, scene: Scene) -> str:
-    there = _places([place], scene)[0]
+    there = _place(place, scene)
     if row < 0:
         return f"nothing stands at query {there.query}"
-    of = _places([row], scene)[0]
+    of = _place(row, scene)
     words = {"batch": "batch entry", "query": "query", "head": "head"}
     differ = [name for name in RowPlace._fields if getattr(of, name) != getattr(there, name)]
     what, where = (", ".join(f"{words[name]} {getattr(x, name)}" for name in differ) for x in (of, there))
