@@ -119,8 +119,8 @@ def what_it_follows(
             break
         if same_failure(after(earlier), after(earlier)):
             one = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING).case
-            for name in differing(one, case):  # in as few fields as it takes
-                closer = like(one, {name: differing(one, case).get(name)}) if name in differing(one, case) else None
+            for name, value in differing(one, case).items():  # in as few fields as it takes
+                closer = like(one, {name: value})
                 one = closer if closer is not None and fails(closer) else one
             found = after(one)
             if same_failure(found, after(one)):

@@ -31,20 +31,20 @@ def _shifted(by: int) -> At:
     return lambda pairs, x: x.p + by
 
 
+def _numbers(pairs: Pairs, x: OneSide) -> Ints:
+    """Numbers of rows by position where the shards of all ranks come one after the other; that where all have all."""
+    return np.argsort(np.concatenate(x.shards)) if len(x.shards) == pairs.size else np.arange(x.total)
+
+
 def _through_order(pairs: Pairs, x: OneSide) -> Ints:
     """Positions if rows are put in order by the permutation whose inverse does so, and back by the other."""
-    order = np.concatenate(x.shards) if len(x.shards) == pairs.size else np.arange(x.total)
-    back = np.argsort(order)
+    back = _numbers(pairs, x)
     return back[back[x.p]]
 
 
 def _joined(pairs: Pairs, x: OneSide) -> Ints:
     """Numbers of rows where the shards of all ranks come one after the other."""
-    if len(x.shards) != pairs.size:
-        return x.p
-    number = np.empty(x.total, dtype=np.int64)
-    number[np.concatenate(x.shards)] = np.arange(x.total)
-    return number.reshape(x.p.shape)
+    return _numbers(pairs, x)[x.p]
 
 
 def _filled_up(pairs: Pairs, x: OneSide) -> Ints:
@@ -53,9 +53,7 @@ def _filled_up(pairs: Pairs, x: OneSide) -> Ints:
         return x.p
     longest = max(map(len, x.shards))
     filled = np.concatenate([np.concatenate([held, np.zeros(longest - len(held), int)]) for held in x.shards])
-    number = np.empty(x.total, dtype=np.int64)
-    number[np.concatenate(x.shards)] = np.arange(x.total)
-    return filled[number].reshape(x.p.shape)
+    return filled[_numbers(pairs, x)].reshape(x.p.shape)
 
 
 def _down(tile: int) -> At:

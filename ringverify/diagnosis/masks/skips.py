@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -21,18 +22,28 @@ WHOLE = 1 << 30
 """A tile that no shard is longer than."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Ends:
-    """The first and last rows of the rank and of the block of each pair, as keys and queries are aligned."""
+    """The first and last query and key of the blocks, or tiles, in which pairs lie, as keys and queries are aligned.
 
-    def __init__(self, pairs: Pairs) -> None:
-        self.keys = {end: self._of(pairs.keys, end) for end in ENDS}
-        aligned = pairs.problem.diagonal
-        self.queries = {end: self._of(pairs.queries, end) + aligned for end in ENDS}
+    Attributes:
+        queries: "first" and "last", by query.
+        keys: likewise, by key.
+    """
 
-    @staticmethod
-    def _of(x: OneSide, end: str) -> Ints:
-        found = np.array([held[0 if end == "first" else -1] if len(held) else 0 for held in x.shards])
-        return found[x.rank]
+    queries: dict[str, Ints]
+    keys: dict[str, Ints]
+
+    @classmethod
+    def of_blocks(cls, pairs: Pairs) -> Ends:
+        """Return those of the rank and of the block of each pair."""
+
+        def of(x: OneSide, end: str) -> Ints:
+            found = np.array([held[0 if end == "first" else -1] if len(held) else 0 for held in x.shards])
+            return found[x.rank]
+
+        queries = {end: of(pairs.queries, end) + pairs.problem.diagonal for end in ENDS}
+        return cls(queries, {end: of(pairs.keys, end) for end in ENDS})
 
 
 Skips = Callable[[Pairs, Ends], "Mask | None"]
@@ -49,15 +60,17 @@ def skipped(skips: Skips, spared: bool, grid: Grid | None, pairs: Pairs) -> Coun
         pairs: the pairs.
     """
     pairs = pairs if grid is None else pairs.of_teams(grid)
-    skip = skips(pairs, Ends(pairs))
+    skip = skips(pairs, Ends.of_blocks(pairs))
     return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
 
 
-def _after(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+def after(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    """Return whether a key comes after a query, if there is a causal mask."""
     return at.keys[key] > at.queries[query] if pairs.problem.causal else None
 
 
-def _before_window(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+def before_window(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    """Return whether a key lies before the window of a query, if that has a left side."""
     left = (pairs.problem.window or (None,))[0]
     if left is None:
         return None
@@ -65,7 +78,8 @@ def _before_window(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
     return found
 
 
-def _after_window(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> Mask | None:
+def after_window(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Return whether a key lies after the window of a query, or at its end if `level`, if that has a right side."""
     right = (pairs.problem.window or (None, None))[1]
     if right is None:
         return None
@@ -239,7 +253,7 @@ def whole(names: tuple[str, ...], key: str, query: str, pairs: Pairs) -> Counts 
     """Return counts without some constraints in blocks of which one pair of ends is within them."""
     if not set(names) & set(pairs.present()):
         return None
-    ends = Ends(pairs)
+    ends = Ends.of_blocks(pairs)
     i, j = ends.queries[query] - pairs.problem.diagonal, ends.keys[key]
     plain = pairs.queries.p, pairs.keys.p
     let_through = pairs.counts(lambda name: (i, j) if name in names else None) > 0
@@ -269,17 +283,17 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         if (key, query) != ("first", "last"):
             yield (
                 f"a block is skipped under a causal mask if its {key} key comes after the rank's {query} query",
-                functools.partial(_after, key, query),
+                functools.partial(after, key, query),
             )
         if (key, query) != ("last", "first"):
             yield (
                 f"a block is skipped if its {key} key lies before the window of the rank's {query} query",
-                functools.partial(_before_window, key, query),
+                functools.partial(before_window, key, query),
             )
         if (key, query) != ("first", "last"):
             yield (
                 f"a block is skipped if its {key} key lies after the window of the rank's {query} query",
-                functools.partial(_after_window, key, query, False),
+                functools.partial(after_window, key, query, False),
             )
         yield (
             f"a block is skipped unless its {key} key's document is that of the rank's {query} query",
@@ -296,7 +310,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
                 yield f"{says} {order} one", functools.partial(_of_document_beyond, key, query, beyond, level=True)
     yield (
         "a block is skipped if its first key is the last in the window of the rank's last query",
-        functools.partial(_after_window, "first", "last", True),
+        functools.partial(after_window, "first", "last", True),
     )
     yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
     yield "a block is skipped if its last key is padding", _padded_at_its_end

@@ -9,13 +9,14 @@ from itertools import product
 import numpy as np
 
 from ringverify.diagnosis.masks.positions import late
-from ringverify.diagnosis.masks.skips import WHOLE
+from ringverify.diagnosis.masks.skips import ENDS as BOTH
+from ringverify.diagnosis.masks.skips import WHOLE, Ends, Skips, after, after_window, before_window
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.faults.merging import TILES
 
-Ends = Callable[[Pairs, str], "Ints | None"]
+Bound = Callable[[Pairs, str], "Ints | None"]
 """The first or the last key that queries may attend by a constraint, `(B, H, Nq)` or less; `None` if it sets none."""
 
 
@@ -84,11 +85,11 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
         for query, key in (("first", "last"), ("first", "first"), ("last", "last"), ("last", "first")):
             says = f"{tile} has no mask if its {query} query attends its {key} key"
             yield Otherwise(says, functools.partial(_by_corner, rows, columns, in_order, query, key), 1.25)
-        for text, skips in SKIPS.items() if not in_order else ():
-            for query, key in product(("first", "last"), ("first", "last")):
+        for text, skips in SKIPPED.items() if not in_order else ():
+            for query, key in product(BOTH, BOTH):
                 if (query, key) != RIGHT[text]:
                     says = f"{tile} is skipped if its {key} key lies {text.format(query)}"
-                    yield Otherwise(says, functools.partial(_skipped, rows, columns, skips, query, key), 1.25)
+                    yield Otherwise(says, functools.partial(_skipped, rows, columns, skips(key, query)), 1.25)
         says = f"{tile} is skipped, or has no mask, in all batch entries as it is in the first"
         yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, in_order), 1)
 
@@ -119,42 +120,21 @@ def _by_corner(rows: int, columns: int, in_order: bool, query: str, key: str, pa
     return np.where(seen, 1, pairs.true)
 
 
-def _after_causal(pairs: Pairs, query: Ints, key: Ints) -> Mask | None:
-    return key > query if pairs.problem.causal else None
-
-
-def _before_window(pairs: Pairs, query: Ints, key: Ints) -> Mask | None:
-    left = (pairs.problem.window or (None,))[0]
-    return None if left is None else key < query - left
-
-
-def _after_window(pairs: Pairs, query: Ints, key: Ints) -> Mask | None:
-    right = (pairs.problem.window or (None, None))[1]
-    return None if right is None else key > query + right
-
-
-SKIPS: dict[str, Callable[[Pairs, Ints, Ints], Mask | None]] = {
-    "after its {} query, and there is a causal mask": _after_causal,
-    "before the window of its {} query": _before_window,
-    "after the window of its {} query": _after_window,
+SKIPPED: dict[str, Callable[[str, str], Skips]] = {
+    "after its {} query, and there is a causal mask": lambda key, query: functools.partial(after, key, query),
+    "before the window of its {} query": lambda key, query: functools.partial(before_window, key, query),
+    "after the window of its {} query": lambda key, query: functools.partial(after_window, key, query, False),
 }
-"""Where a key of a tile that is skipped lies, with a place for which of its queries, and whether it does."""
+"""Where a key of a tile lies that is skipped, with a place for which of its queries; the test, by the key and that."""
 
-RIGHT = dict(zip(SKIPS, (("last", "first"), ("first", "last"), ("last", "first")), strict=True))
+RIGHT = dict(zip(SKIPPED, (("last", "first"), ("first", "last"), ("last", "first")), strict=True))
 """Which query and which key tell rightly."""
 
 
-def _skipped(
-    rows: int,
-    columns: int,
-    skips: Callable[[Pairs, Ints, Ints], Mask | None],
-    query: str,
-    key: str,
-    pairs: Pairs,
-) -> Counts | None:
+def _skipped(rows: int, columns: int, skips: Skips, pairs: Pairs) -> Counts | None:
     """Return counts without tiles of which one query and one key are taken to say that they hold nothing."""
-    i = _corners(rows, False, query, pairs.queries)[:, None] + pairs.problem.diagonal
-    skip = skips(pairs, i, _corners(columns, False, key, pairs.keys))
+    queries = {end: _corners(rows, False, end, pairs.queries)[:, None] + pairs.problem.diagonal for end in BOTH}
+    skip = skips(pairs, Ends(queries, {end: _corners(columns, False, end, pairs.keys)[None] for end in BOTH}))
     return None if skip is None else np.where(skip, 0, pairs.true)
 
 
@@ -234,7 +214,7 @@ def _of_documents(pairs: Pairs, end: str, *, in_some: bool = False) -> Ints | No
     return found
 
 
-ENDS: dict[str, Ends] = {
+ENDS: dict[str, Bound] = {
     "the {} of the keys": _of_mask,
     "the {} of the causal mask": _of_causal,
     "the {} of the window": _of_window,
@@ -270,7 +250,7 @@ def _of_tile(tile: int, pairs: Pairs, *, last: bool) -> Ints:
     return queries.at(rank, ends - 1 if last else begins)
 
 
-def _bounded(tile: int, ends: Ends, end: str, past: bool, pairs: Pairs) -> Counts | None:
+def _bounded(tile: int, ends: Bound, end: str, past: bool, pairs: Pairs) -> Counts | None:
     """Return counts if a tile's keys end with its first query's last, or begin with its last query's first.
 
     With `past`, they end one key before the last query's last, or begin one after the first query's first.
