@@ -37,7 +37,9 @@ UNWRITTEN = "memory of torch.empty is used before it is written: the result is w
 """The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
 
 TELLING: dict[str, tuple[tuple[str, str], ...]] = {
-    "value": tuple(("hazard", kind) for kind in ("receive_read", "receive_changed", "overlap", "not_waited")),
+    "value": tuple(
+        ("hazard", kind) for kind in ("receive_read", "receive_changed", "send_changed", "overlap", "not_waited")
+    ),
     "raised": (("hazard", "mismatch"),),
     "deadlock": (("hazard", "wrong_group"),),
 }
@@ -149,7 +151,8 @@ class Account:
         diagnosis = attempt(self._mishaps, "explaining the case", explain, None) or Diagnosis()
         if diagnosis.text is not None and violation.kind in TELLING and (there := self._simulated()) is not None:
             hazard = attempt(self._mishaps, "watching its messages", lambda: self._hazard(there), None)
-            diagnosis = dataclasses.replace(diagnosis, text=diagnosis.text + (f"; {hazard}" if hazard else ""))
+            if hazard is not None:
+                diagnosis = dataclasses.replace(diagnosis, text=f"{hazard}; what comes of it: {diagnosis.text}")
         if needs is not None and diagnosis.telling and violation.way is None:
             held = functools.partial(held_against_causes, self._runner, violation, needs, diagnosis.telling)
             needs = attempt(self._mishaps, "holding when it fails against its cause", held, needs)

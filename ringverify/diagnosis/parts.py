@@ -198,6 +198,9 @@ def _parts() -> Iterator[PartOfPairs]:
         "in heads of a last key head that has no partner": lambda number: (
             (number == number.max()) & (number.max() % 2 == 0)
         ),
+        "in heads of a last key head that has no partner, of three or more": lambda number: (
+            (number == number.max()) & (number.max() % 2 == 0) & (number.max() > 0)
+        ),
     }.items():
         yield PartOfPairs(text, functools.partial(_of_key_head, chosen), "head")
 

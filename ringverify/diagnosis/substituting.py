@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from ringref.attention import Intermediates, attention, per_query_head
 from ringref.problem import Problem
@@ -14,6 +15,7 @@ from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.reading import finite, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Scene
 from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.merging import LSE_AS, MAXIMA, lse_as
 from ringverify.faults.ring import STEPS
 
 SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
@@ -103,28 +105,57 @@ def _behind_the_sink(scene: Scene) -> Array:
     inner, sinks = _inner(scene), scene.inputs.sinks
     if sinks is None:
         return inner.lse
-    top = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
+    top = _highest(scene)
     with np.errstate(invalid="ignore"):
         return np.where(top > -np.inf, inner.lse - np.maximum(0.0, sinks[:, None] - top), -np.inf)
 
 
+def _highest(scene: Scene) -> Array:
+    inner = _inner(scene)
+    found: Array = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
+    return found
+
+
+def _largest_part(scene: Scene) -> Array:
+    inner = _inner(scene)
+    parts = [
+        _summed(scene, inner.scores[..., held], inner.m[..., held], sinks=False)
+        for held in scene.shards[1]
+        if len(held)
+    ]
+    return np.max(parts, axis=0, initial=-np.inf) if parts else np.full(inner.lse.shape, -np.inf)
+
+
+def _as(
+    of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], top: Callable[[Scene], Array]
+) -> Callable[[Scene], Array]:
+    return lambda scene: lse_as(of, *(torch.from_numpy(x) for x in (_inner(scene).lse, top(scene)))).numpy()
+
+
 LSES: dict[str, Callable[[Scene], Array]] = {
-    "that of the scores before the softcap, and out is not": lambda scene: _summed(
+    "is that of the scores before the softcap, and out is not": lambda scene: _summed(
         scene, _inner(scene).raw_scores, _inner(scene).m
     ),
-    "that of the scores without the scale, and out is not": lambda scene: _summed(
+    "is that of the scores without the scale, and out is not": lambda scene: _summed(
         scene, _inner(scene).scores / scene.problem.scale_value, _inner(scene).m
     ),
-    "that of all keys, whatever the mask, and out is not": lambda scene: _summed(
+    "is that of all keys, whatever the mask, and out is not": lambda scene: _summed(
         scene, unmasked(scene)[0], np.ones_like(_inner(scene).m)
     ),
-    "-inf in rows without keys, though there are sinks": lambda scene: np.where(
+    "is -inf in rows without keys, though there are sinks": lambda scene: np.where(
         (_inner(scene).m > 0).any(axis=-1), _inner(scene).lse, -np.inf
     ),
-    "computed with the maximum of the scores, where the sum is shifted by the sink, which is larger": _behind_the_sink,
-    "that of each key once, where the mask counts some more often": lambda scene: _summed(
+    "is computed with the maximum of the scores, where the sum is shifted by the sink, which is larger": (
+        _behind_the_sink
+    ),
+    "is that of each key once, where the mask counts some more often": lambda scene: _summed(
         scene, _inner(scene).scores, np.minimum(_inner(scene).m, 1)
     ),
+}
+LSES |= {
+    f"{says.format(top=top)}, and is right where the backward starts from it": _as(of, which)
+    for which, top in zip((_highest, _largest_part), MAXIMA, strict=True)
+    for says, of in LSE_AS.items()
 }
 """What lse may be where out is right."""
 
@@ -152,7 +183,7 @@ def _judge_unshifted(with_sinks: bool) -> Callable[[Scene], float | None]:
         if any(name not in ("out", "lse") for name in scene.tensors):
             return None
         sinks = np.broadcast_to(x.sinks[:, None], inner.lse.shape)
-        top = np.where(inner.m > 0, inner.scores, -np.inf).max(axis=-1, initial=-np.inf)
+        top = _highest(scene)
         top = np.maximum(top, sinks) if with_sinks else top
         lse = np.logaddexp(_summed(scene, inner.scores, inner.m, sinks=False), sinks + np.where(top > -np.inf, top, 0))
         largest = np.finfo(np.float64 if scene.problem.dtype == "float64" else np.float32).max
@@ -245,5 +276,5 @@ SUBSTITUTED: list[Hypothesis] = [
         )
         for with_sinks, text in ((False, "of the scores, as these are"), (True, "of scores and sinks, as these are"))
     ),
-    *(Hypothesis(f"lse is {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
+    *(Hypothesis(f"lse {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
 ]

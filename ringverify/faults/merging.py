@@ -190,6 +190,29 @@ FAULTS.cause("the merged lse is the mean of both", merging(lse=lambda a, b: (a +
 FAULTS.cause("the merged lse is the sum of both", merging(lse=lambda a, b: a + b))
 
 
+def _started(first: Callable[[Partial], Partial]) -> Steps:
+    """Merge the first block with something that was there before."""
+
+    def accumulate(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+        return Partial(*steps.merge(first(new) if running is None else running, new))
+
+    return replace(STEPS, accumulate=accumulate)
+
+
+FAULTS.cause(
+    "the running lse starts at 0 instead of -inf: a key of score 0 and value 0 counts beside all others",
+    _started(lambda new: Partial(torch.zeros_like(new.out), torch.zeros_like(new.lse))),
+)
+FAULTS.cause(
+    "each block's softmax counts a key of score 0 and value 0 beside its own",
+    replace(
+        STEPS,
+        partial=lambda s, m, v: arithmetic.merge(
+            found := arithmetic.partial(s, m, v), Partial(torch.zeros_like(found.out), torch.zeros_like(found.lse))
+        ),
+    ),
+)
+
 LSE_COUNTS: dict[str, Times] = {
     "counts the rank's own block twice": lambda here, hop, owner: 2 if owner == here.rank else 1,
     "counts the block of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
@@ -421,6 +444,57 @@ def online(
         return q.new_zeros((*q.shape[:3], dim)), none, none - math.inf
 
     return replace(STEPS, attend=attend, accumulate=accumulate, normalise=normalise, nothing=nothing)
+
+
+FAULTS.cause(
+    "the running sum of exponentials starts at 1 instead of 0, beside the first block's maximum",
+    replace(
+        online(),
+        accumulate=lambda steps, here, hop, running, new: online().accumulate(
+            steps, here, hop, running, new if running is not None else (new[0], new[1] + 1, new[2])
+        ),
+    ),
+)
+
+LSE_AS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "lacks {top}: it is the logarithm of the sum of exp(… - {top}) alone": lambda lse, top: lse - top,
+    "is {top}: the logarithm of the sum is missing": lambda lse, top: top,
+    "has {top} twice": lambda lse, top: lse + top,
+    "is {top} less the logarithm of the sum": lambda lse, top: 2 * top - lse,
+    "is {top} and the sum, not its logarithm": lambda lse, top: top + (lse - top).exp(),
+    "is {top} and the logarithm of the sum in base 2": lambda lse, top: top + (lse - top) / math.log(2),
+    "is {top} in base 2 and the natural logarithm of the sum": lambda lse, top: lse - top + top / math.log(2),
+}
+"""What lse may be instead of a maximum and the logarithm of the sum of exponentials less of it."""
+
+MAXIMA = ("the maximum of the scores", "the largest lse of the parts that are merged")
+
+
+def lse_as(of: Callable[[Tensor, Tensor], Tensor], lse: Tensor, top: Tensor) -> Tensor:
+    """Return what lse is by a mistaken formula of it and of the maximum; it is right in rows without keys."""
+    return torch.where(top == -math.inf, lse, of(lse, torch.where(top == -math.inf, 0.0, top)))
+
+
+def _ends_as(of: Callable[[Tensor, Tensor], Tensor], *, of_scores: bool) -> Steps:
+    """Return another lse, from which the backward starts too, of running sums or of partial results."""
+    if of_scores:
+
+        def normalise(running: Online) -> Partial:
+            whole: Partial = online().normalise(running)
+            return whole._replace(lse=lse_as(of, whole.lse, running[2]))
+
+        return replace(online(), normalise=normalise)
+
+    def merged(running: list[Partial]) -> Partial:
+        whole = functools.reduce(arithmetic.merge, running)
+        return whole._replace(lse=lse_as(of, whole.lse, torch.stack([one.lse for one in running]).amax(dim=0)))
+
+    return replace(STEPS, accumulate=_stacked, normalise=merged)
+
+
+for of_scores, top in zip((True, False), MAXIMA, strict=True):
+    for says, of in LSE_AS.items():
+        FAULTS.cause(f"lse {says.format(top=top)}, and the backward starts from it", _ends_as(of, of_scores=of_scores))
 
 
 def _of_latest_block(*, skipping: bool) -> Steps:

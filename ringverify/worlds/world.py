@@ -47,7 +47,7 @@ class Failure:
         waits: of a deadlock, the ranks that wait and what each waits for.
         returned: of a deadlock, the ranks that have returned.
         for_nothing: of a deadlock, the ranks that wait for a message without elements.
-        idle: of a deadlock, the ranks that have returned and had never communicated.
+        idle: of a deadlock, the ranks that returned and never communicated, or left messages unreceived.
         together: of a deadlock, the ranks that wait for a collective, or for a group that is made.
     """
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ringref import pattern
+from ringref.sharding import pieces
 from ringverify.diagnosis.masks.positions import POSITIONS, At, own_keys
-from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 LENGTHS: dict[str, Callable[[Pairs], Ints]] = {
@@ -48,6 +50,15 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
     for up in (False, True):
         says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
         yield Otherwise(says, functools.partial(_share_of_lengths, up), 0.75)
+    for whose, (queries_too, keys_too) in {
+        "queries and keys": (True, True), "queries": (True, False), "keys": (False, True),
+    }.items():  # fmt: skip
+        yield Otherwise(
+            f"the late piece of a zigzag shard is taken to begin at half of its rows, of {whose}: where the early one "
+            "is longer, pieces overlap by a row and the last row is in none",
+            functools.partial(_overlapping, queries_too, keys_too),
+            0.75,
+        )
     yield Otherwise(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
         "and the last keys are cut off",
@@ -55,6 +66,15 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         0.5,
         lambda pairs: _gathered(pairs)[1],
     )
+    for lse, what in ((0.0, "0, lse too"), (-np.inf, "those of a row without keys")):
+        yield Otherwise(
+            "rows of shards that are padded to the longest are taken for positions 0, 1, …: those of padding are "
+            f"attended as zeros, and of rows past the length, of queries and keys, results are {what}",
+            lambda pairs: _in_rows(pairs)[0],
+            0.75,
+            lambda pairs: _in_rows(pairs)[1],
+            lse,
+        )
 
 
 def _placed(at: At, queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
@@ -63,6 +83,27 @@ def _placed(at: At, queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
     if pairs.case.sharding != "contiguous" or ((i == pairs.queries.p).all() and (j == pairs.keys.p).all()):
         return None
     return pairs.counts(lambda name: (i, j)) * ((i < pairs.problem.nq) & (j < pairs.problem.nk))
+
+
+def _overlapping(queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if a row in the middle is of both pieces, and the last row of none."""
+    if pairs.case.sharding != "zigzag" or pairs.case.replicated:
+        return None
+    found = np.zeros_like(pairs.true)
+    sides = [
+        _pieces(pairs, x) if moved else [(x.p, x.p >= 0)] for x, moved in ((pairs.queries, queries), (pairs.keys, keys))
+    ]
+    for (i, of_q), (j, of_k) in itertools.product(*sides):
+        found += pairs.counts(lambda name, i=i, j=j: (i, j)) * (of_q & of_k)  # type: ignore[misc]
+    return found
+
+
+def _pieces(pairs: Pairs, x: OneSide) -> list[tuple[Ints, Mask]]:
+    """Return positions of rows in the early piece and in the late one, and which rows these are."""
+    early = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])[x.rank]
+    begin, behind = x.count // 2, x.count - early
+    late = np.clip(early + x.place - begin, 0, None)
+    return [(x.p, x.place < early), (x.at(x.rank, late), (x.place >= begin) & (x.place < begin + behind))]
 
 
 def _cut_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts | None:
@@ -96,6 +137,23 @@ def _share_of_lengths(up: bool, pairs: Pairs) -> Counts | None:
     each = (-(-lengths // pairs.size) if up else lengths // pairs.size)[:, None, None, None]
     rest = pairs.counts(lambda name: None if name == "key_lengths" else (pairs.queries.p, pairs.keys.p))
     return np.where(pairs.keys.place < each, rest, 0)
+
+
+def _in_rows(pairs: Pairs) -> tuple[Counts, Counts]:
+    """Return counts of keys, and of zeros, if positions are numbers of rows of shards padded to the longest."""
+    p, none = pairs.problem, pairs.counts(lambda name: None)
+    rows = [x.rank * max(map(len, x.shards)) + x.place for x in (pairs.queries, pairs.keys)]
+    if pairs.case.sharding != "contiguous" or all(
+        (row == x).all() for row, x in zip(rows, (pairs.queries.p, pairs.keys.p), strict=True)
+    ):
+        return pairs.true, none.sum(axis=-1) * 0
+    queries, keys = (row.ravel() for row in rows)
+    there = queries < p.nq
+    counts, zeros = np.zeros_like(pairs.true), np.zeros(pairs.true.shape[:3], dtype=np.int64)
+    as_row = pairs.true[:, :, queries[there]]
+    counts[:, :, there] = np.where(keys < p.nk, as_row[..., np.minimum(keys, p.nk - 1)], 0)
+    zeros[:, :, there] = as_row.sum(axis=-1) - counts[:, :, there].sum(axis=-1)
+    return counts, zeros
 
 
 def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:

@@ -246,6 +246,32 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(whose, functools.partial(_of_extreme, extreme), 0.5)
     for text, other in others.items():
         yield Otherwise(f"each head has the {text} head's mask", functools.partial(_of_another, 1, other), 0.5)
+    for whose, heads in FOLDED.items():
+        for by_entry, text in ((True, "row mod batch"), (False, "row // heads")):
+            fold = "batch and heads" if by_entry else "heads and batch"
+            says = f"{fold} are folded into rows, which are masked by the batch entry {text}{whose}"
+            yield Otherwise(says, functools.partial(_folded, heads, by_entry), 0.5)
+
+
+def _of_an_exchange(pairs: Pairs) -> tuple[int, Ints]:
+    each = -(-pairs.problem.heads // pairs.size)
+    return each, np.arange(pairs.problem.heads) % each
+
+
+FOLDED: dict[str, Callable[[Pairs], tuple[int, Ints]]] = {
+    "": lambda pairs: (pairs.problem.heads, np.arange(pairs.problem.heads)),
+    ", of the heads that a rank has after an exchange": _of_an_exchange,
+    ", of key heads": lambda pairs: (pairs.problem.hk, np.arange(pairs.problem.heads) // pairs.problem.group_size),
+}
+"""How many heads are folded into rows together with the batch, and the number of each head among them."""
+
+
+def _folded(heads: Callable[[Pairs], tuple[int, Ints]], by_entry: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if a row of batch and heads, or of heads and batch, is masked by another row's batch entry."""
+    batch, (count, number) = pairs.problem.batch, heads(pairs)
+    entry = np.arange(batch)[:, None]
+    other = (entry * count + number) % batch if by_entry else (number * batch + entry) // count % batch
+    return pairs.true[other, np.arange(pairs.problem.heads)] if (other != entry).any() else None
 
 
 def _counted(times: int, pairs: Pairs) -> Counts:

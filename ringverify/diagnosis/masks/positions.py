@@ -228,18 +228,24 @@ def aligned(held: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
     return pairs.queries.p - pairs.problem.diagonal + held(pairs) - pairs.queries.count
 
 
-ALIGNED: dict[str, Callable[[int], int]] = {
-    "max(keys - queries, 0)": lambda diagonal: max(diagonal, 0),
-    "min(keys - queries, 0)": lambda diagonal: min(diagonal, 0),
-    "|keys - queries|": abs,
+def _in_whole_shards(pairs: Pairs, *, up: bool) -> int:
+    keys, queries = (-(-x.total // pairs.size) if up else x.total // pairs.size for x in (pairs.keys, pairs.queries))
+    return pairs.size * (keys - queries)
+
+
+ALIGNED: dict[str, Callable[[Pairs], int]] = {
+    "max(keys - queries, 0)": lambda pairs: max(pairs.problem.diagonal, 0),
+    "min(keys - queries, 0)": lambda pairs: min(pairs.problem.diagonal, 0),
+    "|keys - queries|": lambda pairs: abs(pairs.problem.diagonal),
+    "the difference of both lengths, padded to a multiple of the ranks,": functools.partial(_in_whole_shards, up=True),
+    "ranks * (keys // ranks - queries // ranks)": functools.partial(_in_whole_shards, up=False),
 }
 """What may stand for the difference of cross lengths."""
 
 
-def shifted(by: Callable[[int], int], pairs: Pairs) -> Ints:
+def shifted(by: Callable[[Pairs], int], pairs: Pairs) -> Ints:
     """Positions of queries that are aligned by something else than the difference of lengths."""
-    diagonal = pairs.problem.diagonal
-    return pairs.queries.p + by(diagonal) - diagonal
+    return pairs.queries.p + by(pairs) - pairs.problem.diagonal
 
 
 def queries_at(at: Callable[[Pairs, OneSide], Rows], pairs: Pairs) -> Rows:

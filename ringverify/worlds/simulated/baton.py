@@ -65,6 +65,7 @@ class Baton:
         over: the run has ended; a rank that communicates is unwound.
         relieve: called when no rank can go on; lets held-back messages arrive and returns whether there were any.
         explain: called at a deadlock; returns what else is known, as text.
+        addressed: called at a deadlock; returns the ranks to which messages were sent that they have not received.
         acted: ranks that have communicated.
     """
 
@@ -73,6 +74,7 @@ class Baton:
         self.over = False
         self.relieve: Callable[[], bool] = bool
         self.explain: Callable[[], str] = str
+        self.addressed: Callable[[], set[int]] = set
         self.acted: set[int] = set()
         self._random = random.Random(seed).random
         self._seats = [_PlaceOfRank(rank) for rank in range(world_size)]
@@ -276,7 +278,8 @@ class Baton:
         returned = tuple(seat.rank for seat in self._seats if seat.finished and seat.awaited is None)
         waiting = [(seat.rank, seat.awaited.elements) for seat in self._seats if seat.awaited is not None]
         nothing, together = (tuple(rank for rank, elements in waiting if elements == n) for n in (0, None))
-        idle = tuple(rank for rank in returned if rank not in self.acted)
+        left_alone = self.addressed()
+        idle = tuple(rank for rank in returned if rank not in self.acted or rank in left_alone)
         message = "deadlock: " + "; ".join(waits)
         self.stop(
             Failure(

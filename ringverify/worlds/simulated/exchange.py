@@ -237,6 +237,10 @@ class Exchange:
             left += [one for waiting in mailbox.receives for one in waiting]
         return left
 
+    def addressed(self) -> set[int]:
+        """Return the ranks to which messages were sent that they have not received."""
+        return {one.mailbox.ranks[one.destination] for one in self.left() if isinstance(one, Send)}
+
     def unreceived(self) -> tuple[Unreceived, ...]:
         """Return the messages and receives of `left` as data."""
         found: list[Unreceived] = []

@@ -125,6 +125,7 @@ class _Ranks:
         self._baton = Baton(self._size, asked.seed)
         self.exchange = Exchange(self._baton, self._size, asked.conditions or Conditions(), asked.seed, watch)
         self._baton.explain, self._baton.relieve = self._mail, self.exchange.relieve
+        self._baton.addressed = self.exchange.addressed
         self.exchange.observe = observe
         self._store = make_store()
         self._unavailable: WorldUnavailable | None = None
