@@ -201,3 +201,43 @@ NARROWED += [
         judge=_judge_in_float32(_of_a_softcap),
     ),
 ]
+
+
+def _judge_merged(scene: Scene) -> float | None:
+    """Judge whether out and lse are off by roundings of a 16-bit dtype in rows of several ranks' keys alone.
+
+    A sum over P ranks of terms that are rounded to unit roundoff u, and rounded itself, is off by no more than
+    (P + 1) u of the sum of their sizes. Gradients that start from it are not looked at.
+    """
+    dtype, wrong = scene.problem.dtype, wrong_tensors(scene)
+    if dtype not in ("bfloat16", "float16") or scene.pipeline.sums != "float32" or not {"out", "lse"} & set(wrong):
+        return None if set(wrong) & {"out", "lse"} or (wrong and dtype == "float32") else 0.0
+    u = (scene.size + 1) * UNIT_ROUNDOFF[dtype]
+    several, lse = _of_several_blocks(scene), scene.truth.lse
+    parts = np.abs(np.where(np.isfinite(lse), lse, 0.0)) + np.abs(scene.truth.intermediates.scores).max(
+        axis=-1, initial=0.0, where=scene.truth.intermediates.m > 0
+    )
+    of_lse = several * u * (1 + parts)
+    of_out = 2 * of_lse * np.abs(scene.inputs.v).max(initial=0.0, where=np.isfinite(scene.inputs.v))
+    worst = 0.0
+    for rank in range(scene.size):
+        for name, more in (("lse", of_lse), ("out", of_out.swapaxes(1, 2)[..., None])):
+            if name in scene.tensors:
+                seen, true = scene.seen(name, rank), scene.true(name, rank)
+                limit = scene.limit(name, rank) + scene.local(
+                    name, np.broadcast_to(more, getattr(scene.truth, name).shape), rank
+                )
+                if (margins(seen, true, limit, scene.dtype_of(name)) > 1).any():
+                    return None
+                worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
+    return worst
+
+
+MERGED = Hypothesis(
+    "partial results of ranks are merged in the dtype of the inputs: out and lse are right in rows whose keys are on "
+    "one rank, and off by roundings of that dtype in others",
+    STEPS,
+    allowed_by=("accumulates", "probabilities"),
+    judge=_judge_merged,
+)
+"""What is said of a merge whose digits no way to write it explains."""

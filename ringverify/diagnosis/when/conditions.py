@@ -343,6 +343,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "rounded_scale": ("a scale that is no power of two", "scale+dims", 1.4,
         lambda one: abs(math.frexp(one.p.scale_value)[0]) != 0.5),
     "cross": ("queries and keys of different lengths", "cross lengths", 1.1, lambda one: one.p.nq != one.p.nk),
+    "other_remainder": ("numbers of queries and keys that differ by no multiple of the ranks", "cross lengths+ranks",
+        1.19, lambda one: (one.p.nq - one.p.nk) % one.case.world_size != 0),
     "more_keys": ("more keys than queries", "cross lengths", 1.2, lambda one: one.p.nk > one.p.nq),
     "more_queries": ("more queries than keys", "cross lengths", 1.2, lambda one: one.p.nq > one.p.nk),
     "gqa": ("fewer key heads than heads (GQA)", "key heads", 1.05, lambda one: one.p.hk != one.p.heads),
@@ -373,6 +375,9 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "some_ranks": ("a query with keys on some ranks only", f"ranks+{MASKED}", 1.46,
         lambda one: bool(
             (one.owners.any(-1) & (one.owners.sum(-1) < sum(len(held) > 0 for held in one.keys))).any())),
+    "blind_beside": ("a block that a query of a rank attends, and another query of it does not",
+        f"ranks+length+{MASKED}", 1.455, lambda one: any(
+            bool((some := block.any(axis=-1)).any()) and not some.all() for block in one.blocks)),
     "first_blind": ("a block that a query of a rank attends, and the rank's first query does not",
         f"ranks+length+{MASKED}", 1.47, lambda one: one.blind(0)),
     "last_blind": ("a block that a query of a rank attends, and the rank's last query does not",
@@ -391,6 +396,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "uneven": ("shards of different lengths", "even shards", 1.2, lambda one: len(one.lengths) > 1),
     "uneven_keys": ("ranks with different numbers of keys", "even shards", 1.22,
         lambda one: len({keys for _, keys in one.lengths}) > 1),
+    "several_short": ("at least 2 ranks that hold keys, and fewer than another one", "even shards+ranks+length", 1.29,
+        lambda one: sum(0 < len(held) < one.here for held in one.keys) > 1),
     "several_shorter": ("at least 2 ranks with fewer keys than another one", "even shards+ranks+length", 1.3,
         lambda one: sum(len(held) < one.here for held in one.keys) > 1),
     "uneven_queries": ("ranks with different numbers of queries", "even shards", 1.24,
