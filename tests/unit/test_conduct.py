@@ -216,7 +216,7 @@ def test_a_buffer_that_is_written_to_before_it_arrives_is_the_cause_of_wrong_val
     assert found.diagnosis.text.startswith("a buffer is written to while a receive into it is in flight: rank ")
 
 
-def test_a_hazard_is_told_beside_what_comes_of_it():
+def test_a_hazard_is_told_before_what_comes_of_it():
     """Numbers may have a cause by themselves, such as keys that are left out; they are so because of the hazard."""
 
     def attend(q, k, v, call):
@@ -225,7 +225,7 @@ def test_a_hazard_is_told_beside_what_comes_of_it():
         return out.transpose(1, 2)
 
     found = shown(FORWARD, attend, dataclasses.replace(PLAIN, causal="never", window=False))
-    numbers, _, hazard = found.diagnosis.text.rpartition("; ")
+    hazard, _, numbers = found.diagnosis.text.partition("; what comes of it: ")
     assert numbers.startswith("each rank attends its own block only")
     assert hazard.startswith("a buffer is written to while a receive into it is in flight: rank ")
 
