@@ -117,7 +117,7 @@ class RunLog:
     seconds_inside: float = 0.0
     printed: tuple[tuple[int | None, str], ...] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
-    history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
+    history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=256))
     findings: dict[str, str] = dataclasses.field(default_factory=dict)
     load_failure: str | None = None
     refused: list[str] = dataclasses.field(default_factory=list)

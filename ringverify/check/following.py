@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.events import Needed
 from ringverify.properties.property import Judgement, Property
+
+STATE_HISTORY = 256
+"""How many earlier cases, the latest first, are run all together before one of them is suspected."""
 
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
@@ -63,6 +66,9 @@ with its field; the likeliest first."""
 
 POSITIONS = "positions on a rank"
 """What is the same, where other lengths or ranks do as long as some rank holds the same positions."""
+
+TIED = {"heads": "key_heads", "head_dim": "value_dim", "query_length": "key_length"}
+"""Fields whose value may have to be changed together with another one's."""
 
 SHARED = 3
 """Variants of lengths and ranks, in which some rank holds the same positions, that are tried before this is denied."""
@@ -114,18 +120,38 @@ def what_it_follows(
             found := after(other, one), after(other, one)
         ):
             return (other,), one, found
-    for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
+    others = [other for other in before if other != case][:STATE_HISTORY]
+    alone = _the_one(others, lambda some: afresh(property, runner, [*reversed(some), case]).violation is not None)
+    for earlier in alone or others[:STATE_SUSPECTS]:
         if time.monotonic() > share.late:
             break
         if same_failure(after(earlier), after(earlier)):
             one = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING).case
-            for name, value in differing(one, case).items():  # in as few fields as it takes
-                closer = like(one, {name: value})
+            for change in _together(differing(one, case)):  # in as few fields as it takes
+                closer = like(one, change)
                 one = closer if closer is not None and fails(closer) else one
             found = after(one)
             if same_failure(found, after(one)):
                 return (one,), case, found
     return (), case, Judgement(0.0, None)
+
+
+def _the_one(cases: Sequence[Case], fails_after: Callable[[Sequence[Case]], bool]) -> Sequence[Case]:
+    """Return the one of some cases after which alone another fails, found by halves; none if there is no such one."""
+    if not cases or not fails_after(cases):
+        return ()
+    while len(cases) > 1:
+        halves = cases[: len(cases) // 2], cases[len(cases) // 2 :]
+        cases = next((half for half in halves if fails_after(half)), ())
+    return cases
+
+
+def _together(fields: dict[str, object]) -> list[dict[str, object]]:
+    """Return changes of one field each, but of two where one of them may not be had without the other."""
+    return [
+        {name: value} | {other: fields[other] for other in (TIED.get(name),) if other in fields}
+        for name, value in fields.items()
+    ]
 
 
 def follows_again(

@@ -45,7 +45,7 @@ from ringverify.diagnosis.gradients import (
     weights,
 )
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
-from ringverify.diagnosis.narrowing import MERGED
+from ringverify.diagnosis.narrowing import in_half
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.rounding_digits import TWICE, rounding
@@ -234,7 +234,7 @@ class _Inquiry:
         """Return a diagnosis with the hypotheses that explain all cases, without `where` and `region`."""
         sometimes: list[Standing] = []
         first = (self._in_every_place, self._in_ring_of_teams, self._fitted)
-        last = (self._in_some_rows, self._in_some_places, self._rounded_twice, self._merged_in_half)
+        last = (self._in_some_rows, self._in_some_places, self._rounded_twice, self._in_half)
         for stage in (*first, *last):
             if sometimes and stage not in first:
                 break
@@ -307,8 +307,9 @@ class _Inquiry:
     def _rounded_twice(self) -> Iterable[Standing]:
         return self._standing(TWICE) if self._smallest.problem.dtype in HALF else ()
 
-    def _merged_in_half(self) -> Iterable[Standing]:
-        return self._standing([MERGED])
+    def _in_half(self) -> Iterable[Standing]:
+        seen = [one for one in (self._smallest, *self._scenes) if one.problem.dtype in HALF]
+        return self._standing(in_half(seen)) if self._smallest.problem.dtype in HALF else ()
 
     # -- what is left of them ------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ Contributions = dict[tuple[int, int], Results]
 BLOCKS: dict[str, Blocks] = {
     "on blocks from other ranks only": lambda here, hop, owner: hop > 0,
     "on the rank's own block only": lambda here, hop, owner: hop == 0,
+    "but not on the rank's own block under a causal mask": lambda here, hop, owner: hop > 0 or not here.problem.causal,
+    "on the rank's own block under a causal mask only": lambda here, hop, owner: hop == 0 and here.problem.causal,
     "at hop 1 only": lambda here, hop, owner: hop == 1,
     "at the last hop only": lambda here, hop, owner: 0 < hop == here.size - 1,
     "from hop 2 on": lambda here, hop, owner: hop >= 2,

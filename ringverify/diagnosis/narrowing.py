@@ -9,7 +9,9 @@ Sums over ranks in the input dtype (`SUMMED`) are predicted by steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -241,3 +243,52 @@ MERGED = Hypothesis(
     judge=_judge_merged,
 )
 """What is said of a merge whose digits no way to write it explains."""
+
+
+def in_half(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
+    """Yield that what is wrong of 16-bit cases is computed in that dtype, where no way to write it gives its digits."""
+    yield MERGED
+    wrong = {name for scene in scenes for name in wrong_tensors(scene)}
+    if "out" in wrong and wrong <= {"out", "dq", "dk"}:
+        yield Hypothesis(
+            "weighted values are summed in the dtype of the inputs, or with weights of it: out is off by its "
+            "roundings, right in rows of one key, and so is lse in all",
+            STEPS,
+            allowed_by=("accumulates", "probabilities"),
+            judge=functools.partial(_judge_in_half, ("out",)),
+        )
+    elif wrong and not wrong & {"out", "lse"}:
+        names: tuple[TensorName, ...] = tuple(name for name in TENSORS[1] if name in wrong)
+        yield Hypothesis(
+            f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} computed in the dtype of the inputs, with "
+            "sums or weights that are rounded to it: off by its roundings, and all else is right",
+            STEPS,
+            allowed_by=("accumulates", "probabilities", "reduces"),
+            judge=functools.partial(_judge_in_half, names),
+        )
+
+
+def _judge_in_half(names: tuple[TensorName, ...], scene: Scene) -> float | None:
+    """Judge whether these are off by what sums and weights of a 16-bit dtype may be, and all before is right."""
+    dtype, wrong = scene.problem.dtype, set(wrong_tensors(scene))
+    if not wrong:
+        return 0.0
+    if dtype not in ("bfloat16", "float16") or not wrong <= {*names, *(TENSORS[1] if "out" in names else ())} - {"lse"}:
+        return None
+    pipeline = dataclasses.replace(scene.pipeline, accumulates=dtype, probabilities="input", reduces="input")
+    t, x = scene.truth, scene.inputs
+    allowed = scene.once(
+        ("in half", dtype), lambda: allowed_error(scene.problem, t, x.q, x.k, x.v, x.dout, x.dlse, pipeline)
+    )
+    worst, single = 0.0, (t.intermediates.m.sum(axis=-1) == 1).swapaxes(1, 2)[..., None]
+    for name in set(names) & set(scene.tensors):
+        for rank in range(scene.size):
+            seen, true = scene.seen(name, rank), scene.true(name, rank)
+            limit = scene.local(name, getattr(allowed, name), rank)
+            if name == "out":
+                alone = scene.local("out", np.broadcast_to(single, t.out.shape), rank)
+                limit = np.where(alone, scene.limit(name, rank), limit)
+            if (margins(seen, true, limit, dtype) > 1).any():
+                return None
+            worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
+    return worst

@@ -53,6 +53,9 @@ WRONG = 4
 EXCUSED = 1.5
 """What a rule costs that is wrong of right cases, in parts: the fault is not there in every case."""
 
+LIMITED = 0.4
+"""What it costs, in parts, to limit a rule to one for the sake of right cases alone."""
+
 LARGE = 2
 """Blocks with several queries and keys that have to be missing as a whole, before no more is said than that."""
 
@@ -211,6 +214,7 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
     limits = [part.limits for part in parts]
     of_cases = np.array([limit is None for limit in limits], dtype=bool)
     found: list[tuple[float, int, int, Rule]] = []
+    most = wrong.sum() // WRONG - 1
     for order, made in enumerate(MADE):
         # Most rules are none of the first case.
         if not all(_gives_what_is_wrong(made, one) for one in failing):
@@ -220,11 +224,14 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
         for differs in dict.fromkeys((False, bool((off & free).any()))):
             for excused in (False, True):
                 columns = off & (~free | differs) & (fails | (not excused))
-                # What holds of all pairs of failing cases is not limited to some of them for the sake of right ones.
-                usable = table[:, columns] | ~(of_cases | bool((columns & fails).any()))[:, None]
-                chosen = _fewest(usable, limits, (wrong.sum() // WRONG) - 1)
+                # What holds of all pairs of failing cases is limited to some of them for right ones' sake at a cost.
+                free_of = bool((columns & fails).any())
+                usable = table[:, columns] | ~(of_cases | free_of)[:, None]
+                chosen, limited = _fewest(usable, limits, most), 0.0
+                if chosen is None and not free_of:
+                    chosen, limited = _fewest(table[:, columns], limits, min(most, 1)), LIMITED
                 if chosen is not None:
-                    cost = made.cost + len(chosen) + EXCUSED * excused
+                    cost = made.cost + len(chosen) + EXCUSED * excused + limited
                     found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
                     if len(chosen) < 2:
                         break

@@ -30,6 +30,8 @@ class Blocks:
         rank: `(Nq, 1)`.
         size: P.
         holds: whether each block holds any keys, `(P,)`.
+        computed: whether a rank has to look at each block, `(Nq, P)`: it holds keys, and a causal mask does not hide
+            its first key from the rank's last query.
     """
 
     def __init__(self, pairs: Pairs) -> None:
@@ -37,8 +39,12 @@ class Blocks:
         self.rank, self.size = pairs.queries.rank, pairs.size
         self.holds = np.array([len(held) > 0 for held in pairs.keys.shards])
         self.visited = np.zeros_like(self.of_row)
+        self.computed = np.broadcast_to(self.holds, (pairs.queries.total, self.size)).copy()
+        first = np.array([held.min(initial=pairs.keys.total) for held in pairs.keys.shards])
         for held in pairs.queries.shards:
             self.visited[:, :, held] = self.of_row[:, :, held].sum(axis=(0, 1, 2))
+            if pairs.problem.causal and len(held):
+                self.computed[held] &= first <= held.max() + pairs.problem.diagonal
 
     def empty(self, owner: Ints) -> Mask:
         """Rows that attend nothing in the block of these owners, `(Nq, 1)` or a number."""
@@ -46,14 +52,15 @@ class Blocks:
         found: Mask = np.take_along_axis(self.of_row, at[None, None], axis=-1)[..., 0] == 0
         return found
 
-    def empty_at_first(self, owners: Ints) -> Mask:
+    def empty_at_first(self, owners: Ints, *, computed: bool = False) -> Mask:
         """Rows that attend nothing in the first block of which their rank attends anything, in an order of owners.
 
         Args:
             owners: the order, `(Nq, P)`, or `(P,)` if it is the same on every rank.
+            computed: whether it is the first block at which the rank has to look.
         """
         owners = np.broadcast_to(owners, self.visited.shape[2:]) % self.size
-        seen = np.take_along_axis((self.visited > 0)[0, 0], owners, axis=1)
+        seen = np.take_along_axis(self.computed if computed else (self.visited > 0)[0, 0], owners, axis=1)
         found: Mask = self.empty(np.take_along_axis(owners, seen.argmax(axis=1)[:, None], axis=1))
         return found & seen.any(axis=1)
 
@@ -75,6 +82,12 @@ ROWS: dict[str, Rows] = {
     ),
     "no key of the first block, hop by hop, of which the rank attends any": lambda blocks: blocks.empty_at_first(
         blocks.rank - np.arange(blocks.size)
+    ),
+    "no key of the first block, hop by hop, that holds keys and is not hidden whole by causality": lambda blocks: (
+        blocks.empty_at_first(blocks.rank - np.arange(blocks.size), computed=True)
+    ),
+    "no key of the first block that holds keys and is not hidden whole by causality": lambda blocks: (
+        blocks.empty_at_first(np.arange(blocks.size), computed=True)
     ),
     "no key of some block of which the rank attends any": lambda blocks: (
         (blocks.of_row == 0) & (blocks.visited > 0)

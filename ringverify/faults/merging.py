@@ -199,6 +199,10 @@ def _started(first: Callable[[Partial], Partial]) -> Steps:
     return replace(STEPS, accumulate=accumulate)
 
 
+for cause in [one for one in FAULTS.causes if one.overflows and one.steps.changed == {"merge"}]:
+    from_nothing = _started(lambda new: Partial(torch.zeros_like(new.out), torch.full_like(new.lse, -math.inf)))
+    steps = replace(cause.steps, accumulate=from_nothing.accumulate)
+    FAULTS.causes.append(replace(cause, steps=steps, more=f"{cause.more}, from the first block on"))
 FAULTS.cause(
     "the running lse starts at 0 instead of -inf: a key of score 0 and value 0 counts beside all others",
     _started(lambda new: Partial(torch.zeros_like(new.out), torch.zeros_like(new.lse))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -60,11 +62,69 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         yield Otherwise(f"the offset of head h in a dilation is {text}", functools.partial(_offset, of), 0.5)
         says = f"a head of a dilation takes every r-th position of a segment from its offset on, which is {text}"
         yield Otherwise(says, functools.partial(_offset_on, of), 0.75)
+    for text, at in PLACES.items():
+        for whose, moved in {"a query": (True, False), "a key": (False, True), "a query or key": (True, True)}.items():
+            yield Otherwise(
+                f"whether a branch of a dilation covers {whose} is decided by its {text} instead of its place in the "
+                "segment",
+                functools.partial(_covered_by, at, *moved),
+                0.5,
+            )
+    yield Otherwise(
+        "the window is compared with the distance divided by the rate in a branch of a dilation, so that it reaches so "
+        "many times as far",
+        _window_in_steps,
+        0.5,
+    )
     yield Otherwise(
         "the causal mask compares a query's place among the rank's own of a segment with a key's place among all of it",
         _causal_by_place,
         1.25,
     )
+
+
+PLACES: dict[str, At] = {"position": lambda pairs, x: x.p, "place in the shard": lambda pairs, x: x.place}
+"""What may decide whether a branch covers a row, in words."""
+
+
+def _covered_by(at: At, queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if segments are right, but queries or keys, or both, are covered by another number."""
+    p = pairs.problem
+    if p.dilation is None:
+        return None
+    i, j = pairs.queries.p, pairs.keys.p
+    total = np.zeros_like(pairs.true)
+    for number, (w, r) in enumerate(p.dilation.branches):
+        # A place below the rate, in the first segment, is covered as its remainder decides.
+        places = [
+            (at(pairs, x) if moved else x.p % w) % r for x, moved in ((pairs.queries, queries), (pairs.keys, keys))
+        ]
+        total += _let_through(pairs, number, *places) * (i // w == j // w)
+    return total * pairs.counts(lambda name: None if name == "dilation" else (i, j))
+
+
+def _let_through(pairs: Pairs, number: int, i: Ints, j: Ints) -> Counts | Mask:
+    """Return whether a branch covers both of two places in a segment, however short the segments are."""
+    p = pairs.problem
+    assert p.dilation is not None
+    branches = tuple((max(w, r), r) for w, r in p.dilation.branches)
+    one = copy.copy(pairs)
+    one.problem = p.replace(dilation=dataclasses.replace(p.dilation, branches=branches))
+    return branch(one, number, i, j)
+
+
+def _window_in_steps(pairs: Pairs) -> Counts | None:
+    """Return counts if a window counts the positions that a branch takes, instead of all."""
+    p = pairs.problem
+    if p.dilation is None or p.window is None:
+        return None
+    i, j = pairs.queries.p, pairs.keys.p
+    (left, right), total = p.window, np.zeros_like(pairs.true)
+    for number, (_, r) in enumerate(p.dilation.branches):
+        ahead = (j - i - p.diagonal) // r
+        inside = (left is None or ahead >= -left) & (right is None or ahead <= right)
+        total += branch(pairs, number, i, j) * inside
+    return total * pairs.counts(lambda name: None if name in ("dilation", "window") else (i, j))
 
 
 LOCAL: dict[str, Callable[[Pairs], Ints]] = {

@@ -47,6 +47,13 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
             functools.partial(_cut_to, count),
             0.5,
         )
+    yield Otherwise(
+        "keys and values are cleared where they are padding, or are attended by no query, in the first batch entry: "
+        "they count as keys of 0 in the others",
+        lambda pairs: np.where(_unused_by_first(pairs), 0, pairs.true),
+        0.5,
+        lambda pairs: np.where(_unused_by_first(pairs), pairs.true, 0).sum(axis=-1),
+    )
     for up in (False, True):
         says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
         yield Otherwise(says, functools.partial(_share_of_lengths, up), 0.75)
@@ -126,6 +133,12 @@ def _filled_up_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
         if p.window is not None:
             seen = seen & pattern.window(i, np.array([[at]]), left=p.window[0], right=p.window[1], diagonal=p.diagonal)
         found += np.broadcast_to(seen, (p.nq, 1))[:, 0]
+    return found
+
+
+def _unused_by_first(pairs: Pairs) -> Mask:
+    """Return the keys `(1, H, 1, Nk)` that no query of the first batch entry attends."""
+    found: Mask = (pairs.true[:1] == 0).all(axis=2, keepdims=True)
     return found
 
 

@@ -27,6 +27,10 @@ DOCUMENT = WHOLE - 1
 """A tile that is what a shard has of one document, and without documents the whole."""
 
 
+NUMBERED = 0.6
+"""What it costs, in parts, that the size of a tile is a number that was tried until it fitted."""
+
+
 def ways_to_bound() -> Iterator[Otherwise]:
     """Yield keys of tiles of queries that are bounded by one query of the tile, as a mask otherwise made."""
     cuts = (WHOLE, PIECE, DOCUMENT, *TILES, *(-tile for tile in TILES))
@@ -41,7 +45,8 @@ def ways_to_bound() -> Iterator[Otherwise]:
             (f"at {by.format('end')} of its last query, which is taken for one past it", "last", True),
             (f"at {by.format('beginning')} of its first query, which is taken for one before it", "first", True),
         ):
-            yield Otherwise(f"{whose} {text}", functools.partial(_bounded, tile, ends, end, past), 1 + 0.25 * past)
+            cost = 1 + 0.25 * past + NUMBERED * (tile not in (WHOLE, PIECE, DOCUMENT))
+            yield Otherwise(f"{whose} {text}", functools.partial(_bounded, tile, ends, end, past), cost)
 
 
 def ways_to_split() -> Iterator[Otherwise]:

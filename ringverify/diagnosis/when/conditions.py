@@ -180,6 +180,10 @@ class Placed:
         return any(n < size and max(later, default=0) > 0 for pages in filled
                    for n, *later in (pages[at:] for at in range(len(pages))))  # fmt: skip
 
+    def idle_block(self) -> bool:
+        """Whether a rank attends no key of some rank, or has no queries, or that rank no keys."""
+        return self.p.nq > 0 and self.p.nk > 0 and len(self.links) < self.case.world_size**2
+
     def elsewhere(self) -> bool:
         """Whether a query attends keys, but none of its own rank."""
         return any(
@@ -240,6 +244,9 @@ class Placed:
         return any(bool((one != covers[0]).any()) for one in covers)
 
 
+IDLE_BLOCK = "a rank that attends nothing of some rank's keys, if there are any"
+"""Condition of what goes wrong where a block may be skipped."""
+
 MASKED = "causal+window+documents+key_lengths+dilation+cross lengths"
 
 FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
@@ -251,6 +258,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "right": ("a window bounded on the right", "window", 1.2, lambda one: one.sides[1] is not None),
     "zero_side": ("a window that is 0 on one side", "window", 1.3,
         lambda one: 0 in one.sides[: 1 if one.p.causal else 2]),
+    "zero_left": ("a window that is 0 on the left", "window", 1.28, lambda one: one.sides[0] == 0),
     "no_left": ("a window unbounded on the left", "window", 1.25,
         lambda one: one.p.window is not None and one.sides[0] is None),
     "no_right": ("a window unbounded on the right", "window", 1.25,
@@ -359,6 +367,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: bool(((one.attended > 0) & (one.attended < one.p.nk)).any())),
     "opposite": ("a query with keys on the opposite rank, half of the ranks away", f"ranks+{MASKED}", 1.45,
         Placed.opposite),
+    "idle_block": (IDLE_BLOCK, f"ranks+length+even shards+{MASKED}", 1.44, Placed.idle_block),
     "hidden_block": ("a block of keys that a mask hides from a whole rank", f"ranks+{MASKED}", 1.45,
         lambda one: any(not block.any() for block in one.blocks)),
     "cut_block": ("a block of keys that a mask hides from a rank in part", f"ranks+length+{MASKED}", 1.47,
