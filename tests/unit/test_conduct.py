@@ -23,7 +23,7 @@ from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Counterexample, Found
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
 from ringverify.diagnosis.diagnose import Diagnosis
-from ringverify.diagnosis.when.conditions import conditions, features
+from ringverify.diagnosis.when.conditions import IDLE_BLOCK, conditions, features
 from ringverify.events import Needed
 from ringverify.faults.ring import STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
@@ -365,6 +365,32 @@ def test_an_empty_rank_that_took_part_has_not_returned_early(idle, says):
     assert told.startswith(says)
 
 
+@pytest.mark.parametrize(("sends", "idle"), [(True, (1,)), (False, ())])
+def test_a_rank_that_leaves_a_message_unreceived_took_no_part(sends, idle):
+    """Though it communicated before; one to which nothing was sent since may be done."""
+
+    def attend(q, k, v, call):
+        dist.all_reduce(torch.ones(1), group=call.group)
+        if call.rank == 0:
+            works = [dist.isend(k.contiguous(), 1)] if sends else []
+            works.append(dist.irecv(torch.empty_like(k), 1))
+            for work in works:
+                work.wait()
+        return plain(q, k, v, call)
+
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
+    failure = runner.run(Case(problem=Problem(query_length=4), world_size=2), gradients=False).failure
+    assert (failure.kind, failure.idle) == ("deadlock", idle)
+
+
+def test_a_block_that_is_skipped_with_its_messages_is_told():
+    """Where some rank attends nothing of a block, whatever the reason."""
+    case = Case(problem=Problem(query_length=1), world_size=2)
+    failure = Failure("deadlock", None, "", "", waits=((0, "a receive from rank 1, tag 0"),), returned=(1,))
+    told = of_deadlock(case, PLAIN, failure, (IDLE_BLOCK,))
+    assert told.startswith("a rank that skips a block of which it attends nothing leaves out its messages: rank 0 ")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -452,6 +478,29 @@ def test_an_earlier_call_is_made_like_the_one_that_it_spoils(monkeypatch):
     (after,), case, _ = following.what_it_follows(FORWARD, runner, late, before, ENDLESS, until=math.inf)
     assert case == late
     assert differing(case, after) == {"query_length": 11}
+
+
+def test_an_earlier_call_is_found_among_many_and_told_without_what_is_tied(monkeypatch):
+    """By halves; numbers of heads and of key heads are changed together, as one of them is not legal alone."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        return plain(q, k, v, call) + (0 if kept.setdefault(call.problem.nq, call.window) == call.window else 1)
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(following, "afresh", afresh)
+    declared = dataclasses.replace(PLAIN, uneven=True, gqa=True)
+    runner = Runner(Implementation(attend, "subject", declared), SimulatedWorld())
+    late = Case(problem=Problem(query_length=12, heads=1, head_dim=4), world_size=2)
+    others = tuple(late.replace(query_length=n) for n in range(13, 60))
+    before = (*others, late.replace(window=(2, 0), heads=3, key_heads=3, seed=7), *others[:9])
+    monkeypatch.setattr(following, "STATE_SHRINKING", 0.0)
+    (after,), case, _ = following.what_it_follows(FORWARD, runner, late, before, ENDLESS, until=-math.inf)
+    assert case == late
+    assert differing(case, after) == {"window": (2, 0)}
 
 
 def test_state_that_was_told_is_not_searched_for_again(monkeypatch):

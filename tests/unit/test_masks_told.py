@@ -7,6 +7,8 @@ import pytest
 import torch
 from mechanisms import case_of, seen, where
 
+from ringref.problem import Dilation
+from ringref.sharding import pieces
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
@@ -73,6 +75,45 @@ def aligned_by_head(here, owner, i, j):
     return j <= i + by[:, None, None]
 
 
+def in_whole_shards(here, owner, i, j):
+    """Cross lengths are aligned by lengths that are padded to a multiple of the ranks."""
+    p, size = here.problem, here.size
+    return j <= i + size * (-(-p.nk // size) - -(-p.nq // size))
+
+
+def folded(here, owner, i, j):
+    """Row b * heads + h of batch and heads has the key length of entry row mod batch, of heads dealt to two ranks."""
+    p, each = here.problem, -(-here.problem.heads // here.size)
+    lengths = [[p.key_lengths[(b * each + h % each) % p.batch] for h in range(p.heads)] for b in range(p.batch)]
+    return j < torch.tensor(lengths)[..., None, None]
+
+
+def rows_of_pieces(here, rank):
+    """The positions that each row is taken for, of a zigzag shard whose late piece begins at half of its rows."""
+    cut, held = len(pieces(here.problem.nk, 2 * here.size)[rank]), here.shards[rank].tolist()
+    found = [[] for _ in held]
+    for row, position in [*enumerate(held[:cut]), *enumerate(held[cut:], len(held) // 2)]:
+        found[row].append(position)
+    return found
+
+
+def overlapping(here, owner, i, j):
+    """Rows are counted once for every pair of positions that they are taken for."""
+    rows, columns = rows_of_pieces(here, here.rank), rows_of_pieces(here, owner)
+    return [[sum(b <= a for a in row for b in column) for column in columns] for row in rows]
+
+
+def covered_by_position(here, owner, i, j):
+    """Queries of a branch with segments of 5 and a rate of 2; keys by their place in the segment."""
+    return (i // 5 == j // 5) & (i % 2 == 0) & (j % 5 % 2 == 0)
+
+
+def window_in_steps(here, owner, i, j):
+    """Of a dilation with segments of 6 and a rate of 2, and a window of 2."""
+    ahead = (j - i) // 2
+    return (i // 6 == j // 6) & (i % 6 % 2 == 0) & (j % 6 % 2 == 0) & (ahead >= -2) & (ahead <= 0)
+
+
 TWO, THREE = ({"size": size, "query_length": 9 * size} for size in (2, 3))
 TOLD = {
     "a tile of 4 queries and 2 keys is skipped if its last key lies before the window of its last query": (
@@ -113,6 +154,32 @@ TOLD = {
             case_of(causal=True, size=size, query_length=nq, key_length=nk, heads=heads)
             for size, nq, nk, heads in ((2, 7, 12, 3), (3, 7, 14, 5), (3, 8, 12, 4))
         ],
+    ),
+    "the causal mask is made with cross lengths aligned by the difference of both lengths, padded to a multiple of the "
+    "ranks, instead of keys - queries": (
+        by_pattern(in_whole_shards),
+        [case_of(causal=True, size=size, query_length=nq, key_length=nk) for size, nq, nk in ((2, 5, 12), (3, 7, 14))],
+    ),
+    "batch and heads are folded into rows, which are masked by the batch entry row mod batch, of the heads that a rank "
+    "has after an exchange": (
+        by_pattern(folded),
+        [case_of(batch=b, size=2, heads=6, key_lengths=n) for b, n in ((2, (3, 10)), (4, (9, 2, 12, 5)))],
+    ),
+    "the late piece of a zigzag shard is taken to begin at half of its rows, of queries and keys: where the early one "
+    "is longer, pieces overlap by a row and the last row is in none": (
+        by_pattern(overlapping),
+        [case_of(causal=True, sharding="zigzag", size=size, query_length=n) for size, n in ((2, 10), (3, 9))],
+    ),
+    "whether a branch of a dilation covers a query is decided by its position instead of its place in the segment": (
+        by_pattern(covered_by_position),
+        [case_of(dilation=Dilation(((5, 2),), heads="shared", head_offset="block"), heads=1, query_length=n)
+         for n in (12, 15)],
+    ),
+    "the window is compared with the distance divided by the rate in a branch of a dilation, so that it reaches so "
+    "many times as far": (
+        by_pattern(window_in_steps),
+        [case_of(dilation=Dilation(((6, 2),), heads="split"), heads=1, window=(2, 0), query_length=n)
+         for n in (12, 18)],
     ),
 }  # fmt: skip
 

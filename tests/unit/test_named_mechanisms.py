@@ -1798,6 +1798,41 @@ def test_rows_without_a_key_in_the_first_block_of_their_rank_hop_by_hop_are_told
     assert "rows that attend no key of the first block, hop by hop, of which the rank attends any" in found[0]
 
 
+def test_rows_without_keys_in_the_first_block_that_only_causality_may_skip_are_told():
+    """A block is skipped if it lies behind the rank's last query, and not if key_lengths hide all of it."""
+
+    def attend(q, k, v, call):
+        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
+        for into, x in zip(every, (k, v), strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        i, each = call.positions[:, None], k.size(1)
+        lse = torch.full((q.size(0), q.size(2), q.size(1)), -math.inf)
+        out = torch.zeros_like(q.transpose(1, 2))
+        for hop in range(call.world_size):
+            owner = (call.rank - hop) % call.world_size
+            j = torch.arange(owner * each, owner * each + each)[None]
+            aligned = i + call.problem.nk - call.problem.nq
+            if j[0, 0] > aligned[-1, 0]:
+                continue
+            mask = (j < torch.tensor(call.key_lengths)[:, None, None]) & (j <= aligned)
+            s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, every[0][owner])
+            s = s.masked_fill(~mask[:, None], -math.inf)
+            of_block = s.logsumexp(-1)
+            w = (s - torch.where(of_block == -math.inf, 0.0, of_block)[..., None]).exp()
+            new = torch.logaddexp(lse, of_block)
+            old_part, part = ((x - new).exp()[..., None] for x in (lse, of_block))
+            out, lse = old_part * out + part * (w @ every[1][owner].transpose(1, 2)), new
+        return out.transpose(1, 2)
+
+    declared = Capabilities(causal="always", key_lengths=True, cross_lengths=True, gradients=False, lse=False)
+    cases = [case_of(causal=True, key_length=6, key_lengths=(length,)) for length in (1, 3)]
+    scenes, _ = seen(Implementation(attend, "by hop", declared), cases, gradients=False)
+    assert explaining(undefined.hypotheses(scenes), scenes) == [
+        "rows that attend no key of the first block, hop by hop, that holds keys and is not hidden whole by causality "
+        "are NaN: -inf - (-inf) is not guarded"
+    ]
+
+
 def test_heads_that_come_back_from_a_part_of_the_ranks_in_another_order_are_told():
     """As many ranks as divide the key heads have heads exchanged: theirs come by turns."""
 

@@ -148,6 +148,13 @@ RELATED = [
     ("at least 2 heads a rank, of a number that the ranks divide", lambda one: one["heads_a_rank"]),
     ("fewer key heads than heads (GQA), at least 2 key heads a rank, of a number that the ranks divide",
      lambda one: one["gqa"] and one["key_heads_a_rank"]),
+    ("a block that a query of a rank attends, and another query of it does not", lambda one: one["blind_beside"]),
+    ("at least 2 ranks that hold keys, and fewer than another one", lambda one: one["several_short"]),
+    ("causal, numbers of queries and keys that differ by no multiple of the ranks",
+     lambda one: one["causal"] and one["other_remainder"]),
+    ("a rank that attends nothing of some rank's keys, if there are any", lambda one: one["idle_block"]),
+    ("a key that some batch entry attends, and the first one does not", lambda one: one["beyond_first"]),
+    ("a window that is 0 on the left", lambda one: one["zero_left"]),
 ]  # fmt: skip
 
 
