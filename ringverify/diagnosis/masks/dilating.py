@@ -68,7 +68,7 @@ def ways_to_dilate() -> Iterator[Otherwise]:
                 f"whether a branch of a dilation covers {whose} is decided by its {text} instead of its place in the "
                 "segment",
                 functools.partial(_covered_by, at, *moved),
-                0.5,
+                0.8,
             )
     yield Otherwise(
         "the window is compared with the distance divided by the rate in a branch of a dilation, so that it reaches so "

@@ -367,7 +367,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: bool(((one.attended > 0) & (one.attended < one.p.nk)).any())),
     "opposite": ("a query with keys on the opposite rank, half of the ranks away", f"ranks+{MASKED}", 1.45,
         Placed.opposite),
-    "idle_block": (IDLE_BLOCK, f"ranks+length+even shards+{MASKED}", 1.452, Placed.idle_block),
+    "idle_block": (IDLE_BLOCK, f"ranks+length+even shards+{MASKED}", 2.2, Placed.idle_block),
     "hidden_block": ("a block of keys that a mask hides from a whole rank", f"ranks+{MASKED}", 1.45,
         lambda one: any(not block.any() for block in one.blocks)),
     "cut_block": ("a block of keys that a mask hides from a rank in part", f"ranks+length+{MASKED}", 1.47,
