@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ringref.pattern import multiplicity
 from ringverify.cases.case import GROUPS, Case
 from ringverify.cases.running import shards
-from ringverify.diagnosis.when.conditions import IDLE_BLOCK
+from ringverify.diagnosis.when.conditions import SKIPPING
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.implementation import Capabilities
 from ringverify.worlds.world import Failure
@@ -30,11 +30,11 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
         failure: which ranks wait for what, and which have returned.
         requires: what the case needs in order to fail, in words.
     """
-    if IDLE_BLOCK in requires and failure.waits:
+    if not set(SKIPPING).isdisjoint(requires) and failure.waits:
         rank, what = failure.waits[0]
         return (
-            "a rank that skips a block of which it attends nothing leaves out its messages: "
-            f"rank {rank} waits for {what}"
+            "a rank that skips a block of which it attends nothing, or that needs no further one, leaves out its "
+            f"messages: rank {rank} waits for {what}"
         )
     for_nothing = {rank for rank, _ in failure.waits} == {*failure.for_nothing} != set()
     ring, held = case.ring_ranks, shards(case, capabilities)

@@ -154,6 +154,27 @@ FAULTS.cause(
     "derivative of the softcap is 1 - (s / c)², of the score before the softcap",
     replace(STEPS, gradients=_slope_of_raw),
 )
+
+
+def _slope_of_dp_alone(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    if (softcap := here.problem.softcap) is None:
+        return gradients(steps, here, hop, owner, rows, block)
+    s = steps.capped(steps, here, rows[0], steps.per_query_head(here, steps.widen(here, block.k)))
+    slope = arithmetic.cap_slope(s, softcap)
+    alone = replace(
+        steps,
+        dp=lambda dout, v: arithmetic.dp(dout, v) * slope,
+        cap_slope=lambda s, softcap: torch.ones_like(s),
+    )
+    return gradients(alone, here, hop, owner, rows, block)
+
+
+FAULTS.cause(
+    "derivative of the softcap is applied to dout·v alone, before delta is subtracted",
+    replace(STEPS, gradients=_slope_of_dp_alone),
+)
 FAULTS.add(
     "O103",
     "derivative of the softcap is taken of the capped score",

@@ -13,6 +13,7 @@ import torch
 
 from ringverify.faults import arithmetic
 from ringverify.faults.fault import Faults, When
+from ringverify.faults.merging import Online, online
 from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps
 
@@ -73,6 +74,37 @@ _add(
     "the sink is in lse and left out of out",
     replace(STEPS, sink=lambda here, whole: Partial(whole.out, arithmetic.with_sink(here, whole).lse)),
 )
+
+
+def _above_the_scores(*, totals: bool) -> Steps:
+    """Let the sink join running sums of which one is not rescaled where the sink exceeds the maximum of the scores."""
+    plain = online()
+
+    def accumulate(steps: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
+        found: Online = plain.accumulate(steps, here, hop, running, new)
+        here.notes["top"] = found[2]
+        return found
+
+    def sink(here: Here, whole: Partial) -> Partial:
+        right, top = arithmetic.with_sink(here, whole), here.notes["top"]
+        above = (arithmetic.sinks_of(here) - top).clamp(min=0.0).exp()
+        above = torch.where(top == -math.inf, 1.0, above)
+        if not totals:
+            return right._replace(out=right.out * above[..., None])
+        sinks = arithmetic.sinks_of(here).expand_as(top)
+        most = torch.maximum(sinks, top)
+        total = torch.where(top == -math.inf, 0.0, (whole.lse - top).exp()) + (sinks - most).exp()
+        share = torch.where(top == -math.inf, 0.0, (whole.lse - top).exp() / above / total)
+        return Partial(whole.out * share[..., None], most + total.log())
+
+    return replace(plain, accumulate=accumulate, sink=sink)
+
+
+for totals, what in ((False, "weighted values"), (True, "exponentials")):
+    FAULTS.cause(
+        f"the running sum of {what} is not rescaled where the sink exceeds the maximum of the scores",
+        _above_the_scores(totals=totals),
+    )
 _add("O157", "the sink is multiplied by the scale", _with(lambda here, sinks: sinks * here.problem.scale_value))
 _add("O158", "each head takes the sink of the head before it", _with(lambda here, sinks: sinks.roll(1, dims=0)))
 _add("O159", "the exponential of the sink is not shifted", _with(lambda here, sinks: torch.log(torch.exp(sinks))))

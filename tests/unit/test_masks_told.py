@@ -114,6 +114,12 @@ def window_in_steps(here, owner, i, j):
     return (i // 6 == j // 6) & (i % 6 % 2 == 0) & (j % 6 % 2 == 0) & (ahead >= -2) & (ahead <= 0)
 
 
+def team_taken_for_rank(here, owner, i, j):
+    """Two teams of two ranks, each of which has half of the heads: rank 1 hides nothing of the later team."""
+    whole = torch.tensor([here.rank // 2 < owner // 2 <= here.rank // 2 * 2 + member for member in (0, 1)])
+    return (j <= i) | whole.repeat_interleave(here.problem.heads // 2)[:, None, None]
+
+
 TWO, THREE = ({"size": size, "query_length": 9 * size} for size in (2, 3))
 TOLD = {
     "a tile of 4 queries and 2 keys is skipped if its last key lies before the window of its last query": (
@@ -159,6 +165,11 @@ TOLD = {
     "ranks, instead of keys - queries": (
         by_pattern(in_whole_shards),
         [case_of(causal=True, size=size, query_length=nq, key_length=nk) for size, nq, nk in ((2, 5, 12), (3, 7, 14))],
+    ),
+    "the number of the team that holds a block is compared with the rank instead of the number of its team: later ones "
+    "up to it are attended whole, under a causal mask, teams being of as many ranks as divide ranks and key heads": (
+        by_pattern(team_taken_for_rank),
+        [case_of(causal=True, size=4, query_length=n, heads=2) for n in (8, 12)],
     ),
     "batch and heads are folded into rows, which are masked by the batch entry row mod batch, of the heads that a rank "
     "has after an exchange": (

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -1180,6 +1181,52 @@ def test_rows_that_are_not_computed_are_told_from_rows_that_attend_nothing():
 
     found = diagnose(run, [case_of(causal=True), case_of(size=2, causal=True)], declared, probe=run)
     assert found.text.startswith("on the last rank: nothing is computed: results are 0, lse too")
+
+
+@pytest.mark.parametrize(("what", "of_values", "of_sums"), [("weighted values", 0, 1), ("exponentials", 1, 0)])
+def test_sums_that_are_not_rescaled_for_a_large_sink_are_told(what, of_values, of_sums):
+    """Sums are taken less of the largest score, and of the sink where this is larger."""
+
+    def attend(q, k, v, call):
+        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
+        for into, x in zip(every, (k, v), strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        keys, values = (torch.cat(parts, dim=1) for parts in every)
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, keys)
+        top, sink = s.amax(-1), call.sinks[:, None]
+        w = (s - top[..., None]).exp()
+        most = torch.maximum(top, sink)
+        down = (top - most).exp()
+        total = w.sum(-1) * down**of_sums + (sink - most).exp()
+        out = torch.einsum("bhqk,bkhd->bhqd", w, values) * (down**of_values / total)[..., None]
+        return out.transpose(1, 2), most + total.log()
+
+    declared = Capabilities(causal="never", sinks=True, gradients=False)
+    cases = [case_of(sinks=True, heads=4, values="zero_queries", seed=n) for n in (1, 2)]
+    scenes, _ = seen(Implementation(attend, "sink", declared), cases, gradients=False)
+    words = f"the running sum of {what} is not rescaled where the sink exceeds the maximum of the scores"
+    assert explaining(library(words), scenes)
+
+
+def test_a_slope_of_the_softcap_on_dp_alone_is_told():
+    """It belongs to ds, delta included."""
+    kept = threading.local()
+
+    def probabilities(s, m, lse):
+        kept.s = s
+        return STEPS.probabilities(s, m, lse)
+
+    def ds(p, dp, delta):
+        return p * (dp * (1 - (kept.s / 2.0) ** 2) - delta[..., None])
+
+    steps = replace(STEPS, probabilities=probabilities, ds=ds, cap_slope=lambda s, softcap: torch.ones_like(s))
+    scenes, _ = seen(
+        Implementation(ring_of(steps), "slope", EVERYTHING),
+        [case_of(softcap=2.0, seed=n) for n in (1, 2)],
+        gradients=True,
+    )
+    words = "derivative of the softcap is applied to dout·v alone, before delta is subtracted"
+    assert explaining(library(words), scenes)
 
 
 def test_a_softcap_on_sinks_is_told():

@@ -32,6 +32,7 @@ from ringverify.diagnosis.masks.positions import (
     of_world,
     queries_at,
     shifted,
+    team_taken_for_rank,
 )
 from ringverify.diagnosis.masks.skips import skipped, ways_to_leave_unmasked, ways_to_skip
 from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_judge_tiles, ways_to_pad, ways_to_split
@@ -220,6 +221,13 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_level, constraints, True), 1.5)
     says = "cross lengths are aligned by the numbers of queries and keys of the rank that has the head instead of all"
     yield Otherwise(f"{says}, where an exchange deals heads in runs", aligned_by_head, 1)
+    for grid in BY_HEADS:
+        yield Otherwise(
+            "the number of the team that holds a block is compared with the rank instead of the number of its team: "
+            f"later ones up to it are attended whole, under a causal mask, teams being {grid.text}",
+            functools.partial(team_taken_for_rank, grid),
+            0.75,
+        )
     for constraints in (("causal", "window"), ("causal",), ("window",)):
         for longest in (False, True):
             what = " and the ".join(NAMES[one][0] for one in constraints)

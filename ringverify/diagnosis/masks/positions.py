@@ -204,6 +204,21 @@ def aligned_by_head(pairs: Pairs) -> Counts | None:
     return found
 
 
+def team_taken_for_rank(grid: Grid, pairs: Pairs) -> Counts | None:
+    """Counts if a later team's keys are hidden only where its number exceeds the rank, which has a run of heads."""
+    teams, p = grid.teams(pairs.case), pairs.problem
+    if not p.causal or len(teams) in (1, pairs.size) or pairs.case.replicated:
+        return None
+    found, plain = pairs.true.copy(), (pairs.queries.p, pairs.keys.p)
+    whole = pairs.counts(lambda name: None if name == "causal" else plain)
+    members = len(teams[0])
+    mine, theirs = pairs.rank // members, pairs.owner // members
+    for member, heads in enumerate(np.array_split(np.arange(p.heads), members)):
+        taken = (theirs > mine) & (theirs <= mine * members + member)
+        found[:, heads] = np.where(taken, whole[:, heads], found[:, heads])
+    return found
+
+
 def by_own_length(pairs: Pairs) -> Ints:
     """Positions of keys counted from the owner times the number of keys of the rank in hand."""
     return pairs.owner * own_keys(pairs) + pairs.keys.place

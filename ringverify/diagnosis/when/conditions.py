@@ -245,7 +245,9 @@ class Placed:
 
 
 IDLE_BLOCK = "a rank that attends nothing of some rank's keys, if there are any"
-"""Condition of what goes wrong where a block may be skipped."""
+HIDDEN_BLOCK = "a block of keys that a mask hides from a whole rank"
+SKIPPING = (IDLE_BLOCK, HIDDEN_BLOCK)
+"""Conditions of what goes wrong where a block may be skipped."""
 
 MASKED = "causal+window+documents+key_lengths+dilation+cross lengths"
 
@@ -368,7 +370,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "opposite": ("a query with keys on the opposite rank, half of the ranks away", f"ranks+{MASKED}", 1.45,
         Placed.opposite),
     "idle_block": (IDLE_BLOCK, f"ranks+length+even shards+{MASKED}", 2.2, Placed.idle_block),
-    "hidden_block": ("a block of keys that a mask hides from a whole rank", f"ranks+{MASKED}", 1.45,
+    "hidden_block": (HIDDEN_BLOCK, f"ranks+{MASKED}", 1.45,
         lambda one: any(not block.any() for block in one.blocks)),
     "cut_block": ("a block of keys that a mask hides from a rank in part", f"ranks+length+{MASKED}", 1.47,
         lambda one: any(block.any() and not block.all() for block in one.blocks)),
