@@ -1201,7 +1201,7 @@ def test_sums_that_are_not_rescaled_for_a_large_sink_are_told(what, of_values, o
         out = torch.einsum("bhqk,bkhd->bhqd", w, values) * (down**of_values / total)[..., None]
         return out.transpose(1, 2), most + total.log()
 
-    declared = Capabilities(causal="never", sinks=True, gradients=False)
+    declared = Capabilities(causal="never", sinks=True, lse=True, gradients=False)
     cases = [case_of(sinks=True, heads=4, values="zero_queries", seed=n) for n in (1, 2)]
     scenes, _ = seen(Implementation(attend, "sink", declared), cases, gradients=False)
     words = f"the running sum of {what} is not rescaled where the sink exceeds the maximum of the scores"
