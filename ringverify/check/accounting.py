@@ -181,6 +181,8 @@ class Account:
             return self._of_changed_input() or self._of_changed_result()
         if violation.failure is None or violation.kind != "deadlock":
             return None
+        if needs is not None and (other := of_group(needs)) is not None:
+            return other
         requires = () if needs is None else needs.told().requires
         return of_deadlock(self._case, there.capabilities, violation.failure, requires)
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ringref.attention import Answer, Intermediates
 from ringref.problem import DtypeName, Problem
@@ -278,6 +279,7 @@ def agree(
     Differences of numbers larger than 1 are relative.
     """
     worst = 0.0
+    found = [_left_empty(scene, rank, results) for rank, results in enumerate(found)]
     names = [name for name in tensors if name in scene.tensors]
     pairs = [(name, rank, found[rank][name], scene.seen(name, rank)) for name in names for rank in range(scene.size)]
     if any(predicted.shape != seen.shape for _, _, predicted, seen in pairs):
@@ -317,6 +319,25 @@ def agree(
         difference = difference / np.maximum(1.0, np.abs(seen))
         worst = max(worst, float(np.max(difference, where=np.isfinite(difference), initial=0.0)))
     return worst if told or not violated else None
+
+
+def _left_empty(scene: Scene, rank: int, found: Results) -> Results:
+    """Return a prediction with NaN where NaN was seen in rows that are left without keys, and should have some.
+
+    That such a row is 0 / 0, where none of the kind was meant to be, follows from what left it empty. What NaN makes of
+    gradients is not predicted.
+    """
+    if "dq" in scene.tensors or "lse" not in found or "out" not in found:
+        return found
+    empty = np.isneginf(found["lse"]) & np.isfinite(scene.true("lse", rank))
+    if not empty.any():
+        return found
+    there: dict[TensorName, NDArray[np.bool_]] = {"out": empty.swapaxes(1, 2)[..., None], "lse": empty}
+    return found | {
+        name: np.where(where & np.isnan(scene.seen(name, rank)), np.nan, found[name])
+        for name, where in there.items()
+        if name in scene.tensors and found[name].shape == scene.seen(name, rank).shape
+    }
 
 
 def agree_with(scene: Scene, answer: Answer, x: Inputs) -> float | None:

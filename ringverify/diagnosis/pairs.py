@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref import pattern
-from ringref.sharding import Positions
+from ringref.sharding import Positions, pieces
 from ringverify.diagnosis.grids import Grid, joined, largest_divisor, smallest_divisor
 from ringverify.diagnosis.scene import Counts, Scene
 
@@ -110,12 +110,20 @@ class Pairs:
         teams = grid.teams(self.case)
         if len(teams) == self.size:
             return self
+        return self._held_by(*(joined(x.shards, teams) for x in (self.queries, self.keys)))
+
+    def of_pieces(self) -> Pairs:
+        """Return the pairs as if each piece of a zigzag shard were held by a rank of its own; otherwise these."""
+        if self.case.sharding != "zigzag" or len(self.queries.shards) != self.size:
+            return self
+        return self._held_by(*(pieces(x.total, 2 * self.size) for x in (self.queries, self.keys)))
+
+    def _held_by(self, queries: list[Positions], keys: list[Positions]) -> Pairs:
         one = copy.copy(self)
         one.__dict__.pop("of_branches", None)
-        one.size = len(teams)
-        one.queries, one.keys = (
-            side(joined(x.shards, teams), x.total, keys=x is self.keys) for x in (self.queries, self.keys)
-        )
+        one.size = len(keys)
+        one.queries = side(queries, self.queries.total, keys=False)
+        one.keys = side(keys, self.keys.total, keys=True)
         one.rank, one.owner = one.queries.rank, one.keys.rank
         one.hop = (one.rank - one.owner) % one.size
         return one

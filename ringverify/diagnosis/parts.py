@@ -113,6 +113,9 @@ def _parts() -> Iterator[PartOfPairs]:
         "on the block of rank + ranks // 2": lambda pairs: (
             (-pairs.hop % pairs.size == pairs.size // 2) & (pairs.hop > 0)
         ),
+        "on the blocks furthest away, ranks // 2 hops in either direction": lambda pairs: (
+            (np.minimum(pairs.hop, -pairs.hop % pairs.size) == pairs.size // 2) & (pairs.hop > 0)
+        ),
         "past hop ranks // 2": lambda pairs: pairs.hop > pairs.size // 2,
         "at odd hops": lambda pairs: pairs.hop % 2 == 1,
         "at even hops": lambda pairs: pairs.hop % 2 == 0,

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -595,6 +596,35 @@ for tile in TILES:
             f"the running sum of {says} over tiles of {tile} keys of all blocks is not rescaled where the maximum grows"
         )
         FAULTS.cause(text, _in_tiles(tile, online(sums=sums, totals=totals)))
+
+
+def _of_all_keys(partial: Callable[[Tensor, Tensor, Tensor], Partial]) -> Steps:
+    """Attend the keys of all blocks at once, in the order of positions."""
+
+    def accumulate(steps: Steps, here: Here, hop: int, running: list[Any] | None, new: tuple[Tensor, ...]) -> list[Any]:
+        return [*(running or ()), (here.shards[(here.rank - hop) % here.size], *new)]
+
+    def normalise(running: list[Any]) -> Partial:
+        order = torch.argsort(torch.cat([positions for positions, *_ in running]))
+        s, m = (torch.cat([one[n] for one in running], dim=-1)[..., order] for n in (1, 2))
+        return partial(s, m, torch.cat([one[3] for one in running], dim=2)[:, :, order])
+
+    return replace(
+        STEPS,
+        skip=lambda here, hop, owner, m: False,
+        partial=lambda s, m, v: (s, m, v),
+        accumulate=accumulate,
+        normalise=normalise,
+    )
+
+
+for tile in TILES:
+    for says, sums, totals in UNSCALED:
+        FAULTS.cause(
+            f"the running sum of {says} over tiles of {tile} keys of all, in the order of positions, is not rescaled "
+            "where the maximum grows",
+            _of_all_keys(_rescaled_in_tiles(tile, sums=sums, totals=totals).partial),
+        )
 
 
 def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:

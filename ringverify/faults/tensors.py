@@ -190,7 +190,7 @@ def _nan_rows_and_lse(here: Here, whole: Partial) -> Partial:
     return Partial(_nan_rows(here, whole).out, taken(-math.inf, math.nan)(whole.lse))
 
 
-FAULTS.cause("out is NaN on rows without keys, as 0 / 0 is", whole(_nan_rows))
+FAULTS.cause("out is NaN on rows without keys: 0 / 0, or -inf - (-inf), is not guarded", whole(_nan_rows))
 FAULTS.cause("out is NaN on rows without keys, and so is lse: -inf - (-inf) is not guarded", whole(_nan_rows_and_lse))
 FAULTS.cause("out is 0", whole(lambda here, found: found._replace(out=torch.zeros_like(found.out))))
 FAULTS.cause(

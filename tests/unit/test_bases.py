@@ -53,6 +53,39 @@ WRONG = {
 }
 
 
+def gathered(rescaled):
+    """Attention to all keys in the order of positions, by tiles of 3, whose sums are rescaled or not."""
+
+    def attend(q, k, v, call):
+        keys, values = ([torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v))
+        dist.all_gather(keys, k.contiguous(), group=call.group)
+        dist.all_gather(values, v.contiguous(), group=call.group)
+        s, v = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, torch.cat(keys, 1)), torch.cat(values, 1)
+        total, weighted, top = torch.zeros(1), torch.zeros(1), torch.tensor(-math.inf)
+        for at in range(0, s.size(-1), 3):
+            most = torch.maximum(top, s[..., at : at + 3].amax(-1, keepdim=True))
+            factor, w, top = (top - most).exp(), (s[..., at : at + 3] - most).exp(), most
+            total = (factor if rescaled else 1) * total + w.sum(-1, keepdim=True)
+            weighted = factor * weighted + torch.einsum("bhqk,bkhd->bhqd", w, v[:, at : at + 3])
+        return (weighted / total).transpose(1, 2)
+
+    return Implementation(attend, "gathered", DECLARED)
+
+
+def test_sums_over_tiles_of_all_keys_are_told():
+    """Tiles reach over the ends of shards."""
+    cases = [case_of(size=size, query_length=8 * size) for size in (1, 2, 3)]
+    scenes, _ = seen(gathered(rescaled=False), cases, gradients=False)
+    assert all(wrong_tensors(scene) for scene in scenes)
+    (cause,) = library(
+        "the running sum of exponentials over tiles of 3 keys of all, in the order of positions, is not rescaled where "
+        "the maximum grows"
+    )
+    assert all(cause.explains(scene) is not None for scene in scenes)
+    right, _ = seen(gathered(rescaled=True), cases, gradients=False)
+    assert not any(wrong_tensors(scene) for scene in right)
+
+
 @pytest.mark.parametrize("words", WRONG)
 def test_a_base_that_is_taken_for_another_is_told(words):
     """In all cases that it shows in, and nothing in another."""

@@ -1,6 +1,7 @@
 """The cause of failures without wrong values has a name: deadlocks, hazards, inputs that are changed, state."""
 
 import dataclasses
+import functools
 import math
 import time
 
@@ -353,6 +354,35 @@ def test_of_a_deadlock_of_ranks_that_nothing_tells_apart_no_cause_is_named():
     case = Case(problem=Problem(query_length=4), world_size=2)
     failure = Failure("deadlock", None, "", "", waits=((0, "a receive from rank 1, tag 0"),), returned=(1,))
     assert of_deadlock(case, PLAIN, failure, ()) is None
+
+
+def test_where_there_are_no_tokens_at_all_none_is_missing():
+    """Every message is without elements, and every rank alike."""
+    case = Case(problem=Problem(query_length=0), world_size=3)
+    waits = ((2, "a receive from rank 1, tag 0"),)
+    failure = Failure("deadlock", None, "", "", waits=waits, returned=(0, 1), for_nothing=(2,))
+    assert of_deadlock(case, dataclasses.replace(PLAIN, uneven=True, empty_shards=True), failure, ()) is None
+
+
+def test_a_deadlock_in_some_groups_alone_is_laid_to_the_numbers_of_ranks():
+    """Who sends first is told by the parity of the rank in the world."""
+
+    def attend(q, k, v, call):
+        right, left = (dist.get_global_rank(call.group, (call.rank + by) % call.world_size) for by in (1, -1))
+        room = torch.empty_like(k)
+        first = functools.partial(dist.send, k.contiguous(), right, call.group)
+        second = functools.partial(dist.recv, room, left, call.group)
+        if dist.get_rank() % 2:
+            first, second = second, first
+        if call.world_size > 1 and q.numel():
+            first()
+            second()
+        return plain(q, k, v, call)
+
+    declared = dataclasses.replace(PLAIN, subgroups=True)
+    found = shown(SUBGROUPS, attend, declared)
+    assert found.violation.kind == "deadlock"
+    assert found.diagnosis.text.startswith("ranks of the group are used where torch takes those of the world")
 
 
 @pytest.mark.parametrize(("idle", "says"), [((1,), "rank 1, which holds no "), ((), "a message without")])

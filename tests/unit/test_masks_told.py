@@ -114,6 +114,20 @@ def window_in_steps(here, owner, i, j):
     return (i // 6 == j // 6) & (i % 6 % 2 == 0) & (j % 6 % 2 == 0) & (ahead >= -2) & (ahead <= 0)
 
 
+def piece_skipped(here, owner, i, j):
+    """Of a zigzag shard, if its last key is just within the window of the first query of another piece."""
+    every = pieces(here.problem.nk, 2 * here.size)
+    of_query, of_key = ([next(piece for piece in every if p in piece) for p in x.flatten().tolist()] for x in (i, j))
+    left = here.problem.window[0]
+    return torch.tensor([[int(b[-1] != a[0] - left) for b in of_key] for a in of_query])
+
+
+def tile_unmasked(here, owner, i, j):
+    """Tiles of 2 queries of a shard and 3 keys of all, by the last ones of each."""
+    cut = torch.minimum(j // 3 * 3 + 2, torch.tensor(here.problem.nk - 1))
+    return (j <= i) | (cut <= ends(i[:, 0], 2)[:, None])
+
+
 def team_taken_for_rank(here, owner, i, j):
     """Two teams of two ranks, each of which has half of the heads: rank 1 hides nothing of the later team."""
     whole = torch.tensor([here.rank // 2 < owner // 2 <= here.rank // 2 * 2 + member for member in (0, 1)])
@@ -165,6 +179,16 @@ TOLD = {
     "ranks, instead of keys - queries": (
         by_pattern(in_whole_shards),
         [case_of(causal=True, size=size, query_length=nq, key_length=nk) for size, nq, nk in ((2, 5, 12), (3, 7, 14))],
+    ),
+    "a block is skipped if its last key is the first in the window of the rank's first query, blocks being those of "
+    "the two pieces of each zigzag shard": (
+        where(piece_skipped),
+        [case_of(sharding="zigzag", size=size, query_length=12, window=(left, 0)) for size, left in ((2, 1), (3, 1))],
+    ),
+    "a tile of 2 queries and 3 keys, cut from all keys in the order of positions, has no mask if its last query "
+    "attends its last key": (
+        by_pattern(tile_unmasked),
+        [case_of(causal=True, sharding="striped", size=size, query_length=13) for size in (1, 2, 3)],
     ),
     "the number of the team that holds a block is compared with the rank instead of the number of its team: later ones "
     "up to it are attended whole, under a causal mask, teams being of as many ranks as divide ranks and key heads": (

@@ -67,6 +67,13 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
             0.75,
         )
     yield Otherwise(
+        "shorter shards are padded to the longest in front of their rows, and as many rows as they have are taken: "
+        "zeros are attended first, and the last keys are lost",
+        lambda pairs: _padded_in_front(pairs)[0],
+        0.5,
+        lambda pairs: _padded_in_front(pairs)[1],
+    )
+    yield Otherwise(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
         "and the last keys are cut off",
         lambda pairs: _gathered(pairs)[0],
@@ -167,6 +174,17 @@ def _in_rows(pairs: Pairs) -> tuple[Counts, Counts]:
     counts[:, :, there] = np.where(keys < p.nk, as_row[..., np.minimum(keys, p.nk - 1)], 0)
     zeros[:, :, there] = as_row.sum(axis=-1) - counts[:, :, there].sum(axis=-1)
     return counts, zeros
+
+
+def _padded_in_front(pairs: Pairs) -> tuple[Counts, Counts]:
+    """Return counts of keys, and of zeros, if each shard is moved back by as many rows as it is shorter."""
+    keys, counts = pairs.keys, np.zeros_like(pairs.true)
+    zeros, longest = counts.sum(axis=-1), max(map(len, pairs.keys.shards))
+    for held in pairs.keys.shards:
+        short = min(longest - len(held), len(held))
+        counts[..., held[: len(held) - short]] = pairs.true[..., held[short:]]
+        zeros = zeros + pairs.true[..., held[:short]].sum(axis=-1)
+    return (pairs.true, zeros * 0) if keys.total == 0 or pairs.case.replicated else (counts, zeros)
 
 
 def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:

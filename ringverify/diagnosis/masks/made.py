@@ -34,7 +34,7 @@ from ringverify.diagnosis.masks.positions import (
     shifted,
     team_taken_for_rank,
 )
-from ringverify.diagnosis.masks.skips import skipped, ways_to_leave_unmasked, ways_to_skip
+from ringverify.diagnosis.masks.skips import WHOSE, skipped, ways_to_leave_unmasked, ways_to_skip
 from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_judge_tiles, ways_to_pad, ways_to_split
 from ringverify.diagnosis.masks.windows import ways_to_lay_one_end, ways_to_lay_windows
 from ringverify.diagnosis.pairs import (
@@ -159,11 +159,10 @@ def _made() -> Iterator[Otherwise]:
         says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"
         yield Otherwise(says, functools.partial(_as_block_of_the_world, number), 0.5)
     yield Otherwise("keys of blocks that have wrapped around the ring are taken for keys before the first", _wrapped, 1)
-    for grid, spared, (text, skips) in product((None, *BY_HEADS), (False, True), ways_to_skip()):
+    for (whose, seen_by), spared, (text, skips) in product(WHOSE.items(), (False, True), ways_to_skip()):
         never = ", but never a rank's own" if spared else ""
-        whose = "" if grid is None else grid.whose
-        cost = 1 + 0.25 * spared + 0.5 * (grid is not None)
-        yield Otherwise(text + never + whose, functools.partial(skipped, skips, spared, grid), cost)
+        cost = 1 + 0.25 * spared + 0.5 * bool(whose)
+        yield Otherwise(text + never + whose, functools.partial(skipped, skips, spared, seen_by), cost)
     for text, of_tiles in ways_to_leave_unmasked():
         yield Otherwise(text, of_tiles, 1)
     yield from ways_to_merge()

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.grids import Grid
+from ringverify.diagnosis.grids import BY_HEADS
 from ringverify.diagnosis.masks.documents import apart, bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
@@ -50,16 +50,24 @@ Skips = Callable[[Pairs, Ends], "Mask | None"]
 """Whether a block, or a tile of it, is skipped, by pairs; `None` where the mask is not there that would skip it."""
 
 
-def skipped(skips: Skips, spared: bool, grid: Grid | None, pairs: Pairs) -> Counts | None:
+WHOSE: dict[str, Callable[[Pairs], Pairs]] = {
+    "": lambda pairs: pairs,
+    ", blocks being those of the two pieces of each zigzag shard": Pairs.of_pieces,
+    **{grid.whose: functools.partial(Pairs.of_teams, grid=grid) for grid in BY_HEADS},
+}
+"""Whose blocks are skipped, as the end of a sentence, and the pairs as those see them."""
+
+
+def skipped(skips: Skips, spared: bool, whose: Callable[[Pairs], Pairs], pairs: Pairs) -> Counts | None:
     """Return counts without the pairs of blocks, or tiles of them, that are skipped.
 
     Args:
         skips: whether a block is skipped.
         spared: whether a rank's own is not.
-        grid: whose teams' blocks they are, if not those of ranks.
+        whose: the pairs as those see them whose blocks they are.
         pairs: the pairs.
     """
-    pairs = pairs if grid is None else pairs.of_teams(grid)
+    pairs = whose(pairs)
     skip = skips(pairs, Ends.of_blocks(pairs))
     return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
 
@@ -69,12 +77,12 @@ def after(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys[key] > at.queries[query] if pairs.problem.causal else None
 
 
-def before_window(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
-    """Return whether a key lies before the window of a query, if that has a left side."""
+def before_window(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Return whether a key lies before the window of a query, or begins it if `level`, if that has a left side."""
     left = (pairs.problem.window or (None,))[0]
     if left is None:
         return None
-    found: Mask = at.keys[key] < at.queries[query] - left
+    found: Mask = at.keys[key] < at.queries[query] - left + level
     return found
 
 
@@ -288,7 +296,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         if (key, query) != ("last", "first"):
             yield (
                 f"a block is skipped if its {key} key lies before the window of the rank's {query} query",
-                functools.partial(before_window, key, query),
+                functools.partial(before_window, key, query, False),
             )
         if (key, query) != ("first", "last"):
             yield (
@@ -308,6 +316,10 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
             else:
                 says = f"a block is skipped if its {key} key lies in the document of the rank's {query} query, or in"
                 yield f"{says} {order} one", functools.partial(_of_document_beyond, key, query, beyond, level=True)
+    yield (
+        "a block is skipped if its last key is the first in the window of the rank's first query",
+        functools.partial(before_window, "last", "first", True),
+    )
     yield (
         "a block is skipped if its first key is the last in the window of the rank's last query",
         functools.partial(after_window, "first", "last", True),

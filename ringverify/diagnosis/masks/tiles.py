@@ -82,52 +82,67 @@ def _of_others(pairs: Pairs) -> Mask:
     return ~own | (not pairs.problem.causal or pairs.case.replicated)
 
 
+Order = Callable[[OneSide], Ints]
+"""The positions of all shards, in an order."""
+
+
+def _by_rank(x: OneSide) -> Ints:
+    return np.concatenate(x.shards)
+
+
+OF_ALL: dict[str, Order | None] = {
+    "": None,
+    ", cut from all keys in the order of the ranks,": _by_rank,
+    ", cut from all keys in the order of positions,": lambda x: np.arange(x.total),
+}
+"""Whether tiles are those of all keys, in which order, or of each shard."""
+
+
 def ways_to_judge_tiles() -> Iterator[Otherwise]:
     """Yield masks that are left out, or keys that are, in tiles of queries and keys by what holds of a part of each."""
-    for (rows, columns), in_order in product(product(TILES, TILES), (False, True)):
-        where = ", cut from all keys in the order of the ranks," if in_order else ""
+    for (rows, columns), (where, order) in product(product(TILES, TILES), OF_ALL.items()):
         tile = f"a tile of {rows} queries and {columns} keys{where}"
         for query, key in (("first", "last"), ("first", "first"), ("last", "last"), ("last", "first")):
             says = f"{tile} has no mask if its {query} query attends its {key} key"
-            yield Otherwise(says, functools.partial(_by_corner, rows, columns, in_order, query, key), 1.25)
-        for text, skips in SKIPPED.items() if not in_order else ():
+            yield Otherwise(says, functools.partial(_by_corner, rows, columns, order, query, key), 1.25)
+        for text, skips in SKIPPED.items() if order is None else ():
             for query, key in product(BOTH, BOTH):
                 if (query, key) != RIGHT[text]:
                     says = f"{tile} is skipped if its {key} key lies {text.format(query)}"
                     yield Otherwise(says, functools.partial(_skipped, rows, columns, skips(key, query)), 1.25)
         says = f"{tile} is skipped, or has no mask, in all batch entries as it is in the first"
-        yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, in_order), 1)
+        yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, order), 1)
 
 
-def _tiles_of(size: int, in_order: bool, x: OneSide) -> tuple[Ints, Ints]:
-    """Return the order of the rows of all shards, one after the other, and the number of each one's tile there."""
-    order = np.concatenate(x.shards)
-    if in_order:
-        return order, np.arange(x.total) // size
+def _tiles_of(size: int, of_all: Order | None, x: OneSide) -> tuple[Ints, Ints]:
+    """Return an order of the rows of all shards, and the number of each one's tile there."""
+    if of_all is not None:
+        return of_all(x), np.arange(x.total) // size
+    order = _by_rank(x)
     rank, place = x.rank.ravel()[order], x.place.ravel()[order]
     return order, np.unique(rank * (x.total + 1) + place // size, return_inverse=True)[1]
 
 
-def _corners(size: int, in_order: bool, end: str, x: OneSide) -> Ints:
+def _corners(size: int, of_all: Order | None, end: str, x: OneSide) -> Ints:
     """Return by position the position of the first or last row of its tile."""
-    order, number = _tiles_of(size, in_order, x)
+    order, number = _tiles_of(size, of_all, x)
     at = np.searchsorted(number, number, side="left" if end == "first" else "right") - (end == "last")
     found = np.empty_like(order)
     found[order] = order[at]
     return found
 
 
-def _by_corner(rows: int, columns: int, in_order: bool, query: str, key: str, pairs: Pairs) -> Counts | None:
+def _by_corner(rows: int, columns: int, of_all: Order | None, query: str, key: str, pairs: Pairs) -> Counts | None:
     if not pairs.present() or pairs.problem.dilation is not None:
         return None
-    i, j = _corners(rows, False, query, pairs.queries), _corners(columns, in_order, key, pairs.keys)
+    i, j = _corners(rows, None, query, pairs.queries), _corners(columns, of_all, key, pairs.keys)
     seen = np.all(pairs.true[:, :, i[:, None], j] > 0, axis=(0, 1))
     return np.where(seen, 1, pairs.true)
 
 
 SKIPPED: dict[str, Callable[[str, str], Skips]] = {
     "after its {} query, and there is a causal mask": lambda key, query: functools.partial(after, key, query),
-    "before the window of its {} query": lambda key, query: functools.partial(before_window, key, query),
+    "before the window of its {} query": lambda key, query: functools.partial(before_window, key, query, False),
     "after the window of its {} query": lambda key, query: functools.partial(after_window, key, query, False),
 }
 """Where a key of a tile lies that is skipped, with a place for which of its queries; the test, by the key and that."""
@@ -138,17 +153,17 @@ RIGHT = dict(zip(SKIPPED, (("last", "first"), ("first", "last"), ("last", "first
 
 def _skipped(rows: int, columns: int, skips: Skips, pairs: Pairs) -> Counts | None:
     """Return counts without tiles of which one query and one key are taken to say that they hold nothing."""
-    queries = {end: _corners(rows, False, end, pairs.queries)[:, None] + pairs.problem.diagonal for end in BOTH}
-    skip = skips(pairs, Ends(queries, {end: _corners(columns, False, end, pairs.keys)[None] for end in BOTH}))
+    queries = {end: _corners(rows, None, end, pairs.queries)[:, None] + pairs.problem.diagonal for end in BOTH}
+    skip = skips(pairs, Ends(queries, {end: _corners(columns, None, end, pairs.keys)[None] for end in BOTH}))
     return None if skip is None else np.where(skip, 0, pairs.true)
 
 
-def _by_first_entry(rows: int, columns: int, in_order: bool, pairs: Pairs) -> Counts | None:
+def _by_first_entry(rows: int, columns: int, of_all: Order | None, pairs: Pairs) -> Counts | None:
     if pairs.problem.key_lengths is None or pairs.problem.dilation is not None:
         return None
     first, sums = (pairs.true[0, 0] > 0).astype(np.int64), list[Counts]()
     for values in (first, np.ones_like(first)):
-        for size, ordered, x, axis in ((rows, False, pairs.queries, 0), (columns, in_order, pairs.keys, 1)):
+        for size, ordered, x, axis in ((rows, None, pairs.queries, 0), (columns, of_all, pairs.keys, 1)):
             order, number = _tiles_of(size, ordered, x)
             tile = np.empty_like(order)
             tile[order] = number
