@@ -204,9 +204,14 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     def passes(other: Case) -> bool:
         return afresh(property, runner, [other, case]).violation is None
 
+    def alone(factor: str, field: str) -> list[Case]:
+        """The variant in which nothing else is changed, if there is one: what else is may be why it passes."""
+        free = {field, TIED.get(field)}
+        return [one for one in variants(factor)[:1] if differing(earlier, one).keys() <= free]
+
     alike = list[str]()
     for factor, field in KEPT_BY.items():
-        if field not in fields and time.monotonic() < until and any(map(passes, variants(factor)[:1])):
+        if field not in fields and time.monotonic() < until and any(map(passes, alone(factor, field))):
             alike.append(factor)
     if not PLACES.keys().isdisjoint(alike):
         others = (one for factor in PLACES for one in variants(factor) if _share_positions(one, case, runner))

@@ -146,6 +146,7 @@ def said(
         beyond: what to say instead of "certain values" and the like.
         more: whether conditions in words are known not to be enough.
     """
+    by_runs_alone = beyond is None
     case, capabilities, wrong_ranks = exploration.case, exploration.varying.c, exploration.wrong_ranks
     explanation = exploration.explained_by_scores(plain)
     if any(map(scored, explanation)):  # runs of scores near a limit pass by chance: nothing is concluded of them alone
@@ -173,7 +174,8 @@ def said(
     beyond = beyond if certain or more else None
     words = functools.partial(exploration.in_words, roughly=beyond is not None)
     requires = [Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said]
-    requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
+    seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
+    requires += _of_ranks(seen, most=by_runs_alone)
     if beyond is None:
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     else:
@@ -240,8 +242,13 @@ SOME = 3
 """Runs on three ranks or more that have to agree on which ranks are wrong."""
 
 
-def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[Requirement]:
-    """Yield which ranks are wrong, if that is the same in all worlds of three ranks or more; a run may miss some."""
+def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]], *, most: bool) -> Iterator[Requirement]:
+    """Yield which ranks are wrong, if that is the same in all worlds of three ranks or more; a run may miss some.
+
+    Args:
+        seen: cases, and which ranks are wrong of each.
+        most: whether it is said too that all ranks but one are: beside a cause this is no news, and may be chance.
+    """
     known = [(case, frozenset(ranks)) for case, ranks in seen if ranks and case.world_size > 2]
     for where, runs in (("", known), ("where causal, ", [one for one in known if one[0].problem.causal])):
         wrong: dict[int, frozenset[int]] = {}
@@ -257,7 +264,9 @@ def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[R
             ("wrong on every rank but the first", lambda size: range(1, size), 2),
             ("wrong on every rank but the last", lambda size: range(size - 1), 2),
         ]
-        for text, pattern, least in patterns[: 3 if where else None]:  # every rank but the first is no news there
+        for text, pattern, least in patterns[
+            : 3 if where or not most else None
+        ]:  # every rank but the first is no news there
             # A run may miss some ranks, unless all but one are said to be wrong: masks spare the first or last in some.
             found = wrong.items() if "but" not in text else [(case.world_size, ranks) for case, ranks in runs]
             if all(ranks == frozenset(pattern(size)) for size, ranks in found):
