@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ringverify.cases.case import Case
-from ringverify.cases.running import Runner
+from ringverify.cases.running import Runner, shards
 from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.declaring import Declaration, contradicted, would_pass
 from ringverify.check.explaining import (
@@ -184,7 +184,8 @@ class Account:
         if needs is not None and (other := of_group(needs)) is not None:
             return other
         requires = () if needs is None else needs.told().requires
-        return of_deadlock(self._case, there.capabilities, violation.failure, requires)
+        full = needs is not None and _without_an_empty_rank(needs, there)
+        return of_deadlock(self._case, there.capabilities, violation.failure, requires, full=full)
 
     def _hazard(self, there: Runner) -> str | None:
         """Return what goes wrong with messages, if it makes a violation of this kind."""
@@ -259,6 +260,13 @@ class Account:
 
     def _simulated(self) -> Runner | None:
         return self._runner if self._runner.world.name == "simulated" else self._watched()
+
+
+def _without_an_empty_rank(needs: Needs, there: Runner) -> bool:
+    """Return whether some case fails in which every rank holds queries and keys."""
+    runs = {} if needs.exploration is None else needs.exploration.runs
+    failing = (case for case, failed in runs.items() if failed)
+    return any(all(len(rows) for held in shards(case, there.capabilities) for rows in held) for case in failing)
 
 
 def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:

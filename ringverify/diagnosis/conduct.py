@@ -21,7 +21,9 @@ HELD: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 """What may set a rank apart: the condition in words, the same of the rank, and whether of queries (0) or keys (1)."""
 
 
-def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requires: Sequence[str]) -> str | None:
+def of_deadlock(
+    case: Case, capabilities: Capabilities, failure: Failure, requires: Sequence[str], *, full: bool = False
+) -> str | None:
     """Return why ranks of a case wait for ever: for messages without elements, or for one that holds nothing.
 
     Args:
@@ -29,6 +31,7 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
         capabilities: what the implementation declares.
         failure: which ranks wait for what, and which have returned.
         requires: what the case needs in order to fail, in words.
+        full: whether ranks wait too where each of them holds tokens, so that it is no matter of one that holds none.
     """
     if not set(SKIPPING).isdisjoint(requires) and failure.waits:
         rank, what = failure.waits[0]
@@ -36,13 +39,11 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
             "a rank that skips a block of which it attends nothing, or that needs no further one, leaves out its "
             f"messages: rank {rank} waits for {what}"
         )
-    if not case.problem.nq and not case.problem.nk:
-        return None  # all ranks are alike, and all messages without elements
     for_nothing = {rank for rank, _ in failure.waits} == {*failure.for_nothing} != set()
     ring, held = case.ring_ranks, shards(case, capabilities)
     gone = [ring.index(rank) for rank in failure.returned if rank in ring]
     waiting = [ring.index(rank) for rank, _ in failure.waits if rank in ring]
-    for _, holds, axes in sorted(HELD, key=lambda one: one[0] not in requires):
+    for _, holds, axes in () if full else sorted(HELD, key=lambda one: one[0] not in requires):
         empty = [rank for rank in (*gone, *waiting) if not any(len(held[axis][rank]) for axis in axes)]
         idle = not for_nothing or {ring[rank] for rank in empty} <= {*failure.idle}
         if waiting and empty and set(empty) <= set(gone) and idle:
@@ -67,7 +68,7 @@ def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requir
             f"rank {ahead} leaves an exchange of messages before others do: it waits for {waits[ahead]}, and rank "
             f"{behind[0]} for {waits[behind[0]]}"
         )
-    if for_nothing:
+    if for_nothing and not full:
         rank, what = failure.waits[0]
         return f"a message without elements is received, and not sent: rank {rank} waits for {what}"
     return None

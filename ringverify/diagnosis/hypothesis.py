@@ -327,7 +327,7 @@ def _left_empty(scene: Scene, rank: int, found: Results) -> Results:
     That such a row is 0 / 0, where none of the kind was meant to be, follows from what left it empty. What NaN makes of
     gradients is not predicted.
     """
-    if "dq" in scene.tensors or "lse" not in found or "out" not in found:
+    if "dq" in scene.tensors or "lse" not in found or found["lse"].shape != scene.true("lse", rank).shape:
         return found
     empty = np.isneginf(found["lse"]) & np.isfinite(scene.true("lse", rank))
     if not empty.any():
@@ -336,7 +336,7 @@ def _left_empty(scene: Scene, rank: int, found: Results) -> Results:
     return found | {
         name: np.where(where & np.isnan(scene.seen(name, rank)), np.nan, found[name])
         for name, where in there.items()
-        if name in scene.tensors and found[name].shape == scene.seen(name, rank).shape
+        if name in found and name in scene.tensors and found[name].shape == scene.true(name, rank).shape
     }
 
 

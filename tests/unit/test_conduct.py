@@ -356,12 +356,28 @@ def test_of_a_deadlock_of_ranks_that_nothing_tells_apart_no_cause_is_named():
     assert of_deadlock(case, PLAIN, failure, ()) is None
 
 
-def test_where_there_are_no_tokens_at_all_none_is_missing():
-    """Every message is without elements, and every rank alike."""
+def test_ranks_that_wait_where_all_hold_tokens_do_not_for_what_holds_none():
+    """Whatever the smallest case is."""
     case = Case(problem=Problem(query_length=0), world_size=3)
     waits = ((2, "a receive from rank 1, tag 0"),)
     failure = Failure("deadlock", None, "", "", waits=waits, returned=(0, 1), for_nothing=(2,))
-    assert of_deadlock(case, dataclasses.replace(PLAIN, uneven=True, empty_shards=True), failure, ()) is None
+    declared = dataclasses.replace(PLAIN, uneven=True, empty_shards=True)
+    assert of_deadlock(case, declared, failure, ()).startswith("a message without elements is received, and not sent")
+    assert of_deadlock(case, declared, failure, (), full=True) is None
+
+
+def test_a_deadlock_whatever_the_length_is_not_laid_to_messages_without_elements():
+    """The last of an odd number of ranks waits for a partner that it has not."""
+
+    def attend(q, k, v, call):
+        if call.world_size % 2 and call.rank == call.world_size - 1 > 0:
+            dist.recv(torch.empty_like(k), group=call.group, group_src=0)
+        return plain(q, k, v, call)
+
+    declared = dataclasses.replace(PLAIN, uneven=True, empty_shards=True)
+    found = shown(FORWARD, attend, declared, examples=60)
+    assert (found.violation.kind, found.case.problem.nq) == ("deadlock", 0)
+    assert found.diagnosis.text is None
 
 
 def test_a_deadlock_in_some_groups_alone_is_laid_to_the_numbers_of_ranks():
