@@ -99,6 +99,19 @@ FAULTS.add(
 )
 
 
+def _plain_weights_and_lse(first: Partial, second: Partial) -> Partial:
+    whole = _plain_weights(first, second)
+    return whole._replace(lse=(torch.exp(first.lse) + torch.exp(second.lse)).log())
+
+
+FAULTS.cause(
+    "the merge overflows: its weights are exp(lse), without a shift",
+    replace(STEPS, merge=_plain_weights_and_lse),
+    more=", and lse is the logarithm of their sum",
+    overflows=True,
+)
+
+
 def _stacked(steps: Steps, here: Here, hop: int, running: list[Partial] | None, new: Partial) -> list[Partial]:
     return [*(running or ()), new]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, seen
+from mechanisms import case_of, explaining, library, seen
 
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.where import wrong_tensors
@@ -68,3 +68,24 @@ def test_of_a_right_lse_nothing_is_told():
     named = [one for one in HYPOTHESES if one.sentence(scenes[0]).startswith(tuple(WRONG))]
     assert named
     assert all(one.explains(scenes[0]) is None for one in named)
+
+
+def test_a_merge_whose_weights_are_exponentials_of_log_sum_exps_is_told():
+    """Each part is stabilised, and their weights are not."""
+
+    def attended(q, k, v, call):
+        every = parts(q, k, v, call)
+        lses = torch.stack([s.logsumexp(-1) for s, _ in every])
+        outs = torch.stack([torch.einsum("bhqk,bkhd->bhqd", s.softmax(-1), x) for s, x in every])
+        w = lses.exp()
+        total = w.sum(0)
+        out = (w[..., None] * outs).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
+        return out.transpose(1, 2), total.log()
+
+    cases = [case_of(size=size, query_length=4 * size, values="large_scores", seed=size) for size in (1, 2, 3)]
+    scenes, _ = seen(Implementation(attended, "unshifted", DECLARED), cases, gradients=False)
+    words = (
+        "the merge overflows: its weights are exp(lse), without a shift, and lse is the logarithm of their sum, from "
+        "the first block on"
+    )
+    assert words in explaining(library(words), scenes)
