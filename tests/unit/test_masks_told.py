@@ -114,6 +114,18 @@ def window_in_steps(here, owner, i, j):
     return (i // 6 == j // 6) & (i % 6 % 2 == 0) & (j % 6 % 2 == 0) & (ahead >= -2) & (ahead <= 0)
 
 
+def slices_exchanged(here, owner, i, j):
+    """A triangle of the slices that two ranks have of a document, whose diagonal has the wrong sign."""
+    cuts = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    documents = [torch.searchsorted(cuts, x.contiguous(), right=True) for x in (i, j)]
+    begins = [
+        torch.maximum(cuts[of - 1], here.shards[rank][0])
+        for of, rank in zip(documents, (here.rank, owner), strict=True)
+    ]
+    ahead = begins[1] - begins[0]
+    return (documents[0] == documents[1]) & (j - begins[1] <= i - begins[0] + ahead)
+
+
 def piece_skipped(here, owner, i, j):
     """Of a zigzag shard, if its last key is just within the window of the first query of another piece."""
     every = pieces(here.problem.nk, 2 * here.size)
@@ -179,6 +191,11 @@ TOLD = {
     "ranks, instead of keys - queries": (
         by_pattern(in_whole_shards),
         [case_of(causal=True, size=size, query_length=nq, key_length=nk) for size, nq, nk in ((2, 5, 12), (3, 7, 14))],
+    ),
+    "the causal mask moves the slices apart that two ranks have of a document, or of all, with the wrong sign: as if "
+    "that of the keys began where that of the queries does, and the other way round": (
+        by_pattern(slices_exchanged),
+        [case_of(causal=True, documents=cuts, **TWO) for cuts in ((0, 5, 18), (0, 12, 18), None)],
     ),
     "a block is skipped if its last key is the first in the window of the rank's first query, blocks being those of "
     "the two pieces of each zigzag shard": (

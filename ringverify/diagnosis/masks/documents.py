@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import Ints, Otherwise, Pairs
+from ringverify.diagnosis.pairs import Ints, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 
@@ -102,6 +102,22 @@ def one_end_ignored(beginning: bool, pairs: Pairs) -> Counts | None:
     return np.where((number >= 0) & inside, rest, 0)
 
 
+def _slices_exchanged(pairs: Pairs) -> Counts | None:
+    """Return counts if slices of a document, which two ranks have, are moved the wrong way by a causal mask."""
+    if not pairs.problem.causal or pairs.case.sharding != "contiguous" or pairs.problem.diagonal:
+        return None
+    offsets = np.array(pairs.problem.documents or (0, pairs.problem.nk))
+
+    def begins(x: OneSide) -> Ints:
+        start = np.array([held[0] if len(held) else 0 for held in x.shards])[x.rank]
+        found: Ints = np.maximum(start, offsets[np.maximum(bounds(offsets, x.p), 0)])
+        return found
+
+    of_query, of_key = begins(pairs.queries), begins(pairs.keys)
+    rest = pairs.counts(lambda name: None if name == "causal" else (pairs.queries.p, pairs.keys.p))
+    return np.where(pairs.keys.p - of_key + of_query <= pairs.queries.p - of_query + of_key, rest, 0)
+
+
 def ways_to_tell_documents() -> Iterator[Otherwise]:
     """Yield masks whose documents begin or end elsewhere, or that take what lies outside of all for a document."""
     yield Otherwise("the first position of each document is taken for one of the document before", document_before, 0.5)
@@ -129,6 +145,12 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
                 if numbers in (bounds_before, bounds_past, bounds_next) or (sides == "qk" and not always):
                     way = functools.partial(documents_numbered, numbers, sides, always)
                     yield Otherwise(says + whose + one, way, 0.5 + 0.25 * (sides != "qk") + 0.25 * always)
+    yield Otherwise(
+        "the causal mask moves the slices apart that two ranks have of a document, or of all, with the wrong sign: as "
+        "if that of the keys began where that of the queries does, and the other way round",
+        _slices_exchanged,
+        0.75,
+    )
     for beginning, which in ((True, "before"), (False, "after")):
         bound = "end" if beginning else "beginning"
         says = f"keys {which} a document are attended by its queries: only its {bound} bounds"
