@@ -16,7 +16,7 @@ from ringverify.faults.fault import Faults
 from ringverify.faults.masking import no_padding
 from ringverify.faults.merging import TILES
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, Times, gradients
+from ringverify.faults.ring import STEPS, Steps, Times, gradients, multiplicity
 from ringverify.faults.tensors import given
 
 Tensor = torch.Tensor
@@ -387,6 +387,30 @@ def _overwritten(names: str) -> Steps:
 for what, kinds in {"dk and dv": "kv", "dk": "k", "dv": "v"}.items():
     says = f"each rank that attends a block overwrites its {what}: nothing is added up"
     FAULTS.cause(says, _overwritten(kinds))
+
+
+def _of_the_last_attended(order: Callable[[Here, int], int]) -> Steps:
+    """Keep of dq what the last block adds of which the rank attends anything, in an order of hops."""
+
+    def times(here: Here, hop: int, owner: int) -> float:
+        if here.replicated:
+            return 1
+
+        def attended(hop: int) -> bool:
+            return bool(multiplicity(STEPS, here, hop, (here.rank - hop) % here.size).any())
+
+        last = max(filter(attended, range(here.size)), key=lambda hop: order(here, hop), default=hop)
+        return hop == last
+
+    return replace(STEPS, times_in_dq=times)
+
+
+for more, order in {
+    "": lambda here, hop: hop,
+    ", where queries travel to the right": lambda here, hop: -hop % here.size,
+}.items():
+    says = "each block of which a rank attends anything overwrites its dq: nothing is added up"
+    FAULTS.cause(says, _of_the_last_attended(order), more=more)
 FAULTS.mutant("F1a", "dq: its parts are those of hop 0 alone, the rank's own block")
 FAULTS.mutant("F1b", "dk and dv are those of hop 0 alone, the rank's own block")
 FAULTS.mutant("O70", "dk and dv lack the rank's own part")
