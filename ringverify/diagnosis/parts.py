@@ -52,6 +52,8 @@ def _tiles() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
         yield f"past the last whole tile of {tile}", functools.partial(_past_whole_tiles, tile)
         yield f"past the first {tile} rows", functools.partial(_past, tile)
         yield f"past the last whole tile of {tile} of all", functools.partial(_past_whole_tiles_of_all, tile)
+        unless = f"past the last whole tile of {tile} of all, unless there are fewer"
+        yield unless, functools.partial(_past_whole_tiles_of_many, tile)
 
 
 def _past_whole_tiles(tile: int, pairs: Pairs, x: OneSide) -> Mask:
@@ -60,6 +62,10 @@ def _past_whole_tiles(tile: int, pairs: Pairs, x: OneSide) -> Mask:
 
 def _past_whole_tiles_of_all(tile: int, pairs: Pairs, x: OneSide) -> Mask:
     return x.p >= x.total // tile * tile
+
+
+def _past_whole_tiles_of_many(tile: int, pairs: Pairs, x: OneSide) -> Mask:
+    return _past_whole_tiles_of_all(tile, pairs, x) & (x.total >= tile)
 
 
 def _past(tile: int, pairs: Pairs, x: OneSide) -> Mask:

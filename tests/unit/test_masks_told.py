@@ -10,6 +10,8 @@ from mechanisms import case_of, seen, where
 from ringref.problem import Dilation
 from ringref.sharding import pieces
 from ringverify.diagnosis import reading
+from ringverify.diagnosis.pairs import pairs_of
+from ringverify.diagnosis.parts import PARTS
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Implementation
@@ -140,6 +142,12 @@ def tile_unmasked(here, owner, i, j):
     return (j <= i) | (cut <= ends(i[:, 0], 2)[:, None])
 
 
+def tile_skipped_early(here, owner, i, j):
+    """Tiles of 2 queries of a shard and 3 keys of all, if their first key comes after their first query."""
+    first = here.call.positions[torch.arange(len(i)) // 2 * 2]
+    return (j <= i) & (j // 3 * 3 <= first[:, None])
+
+
 def team_taken_for_rank(here, owner, i, j):
     """Two teams of two ranks, each of which has half of the heads: rank 1 hides nothing of the later team."""
     whole = torch.tensor([here.rank // 2 < owner // 2 <= here.rank // 2 * 2 + member for member in (0, 1)])
@@ -207,6 +215,11 @@ TOLD = {
         by_pattern(tile_unmasked),
         [case_of(causal=True, sharding="striped", size=size, query_length=13) for size in (1, 2, 3)],
     ),
+    "a tile of 2 queries and 3 keys, cut from all keys in the order of positions, is skipped if its first key lies "
+    "after its first query, and there is a causal mask": (
+        by_pattern(tile_skipped_early),
+        [case_of(causal=True, sharding="striped", size=size, query_length=13) for size in (1, 2, 3)],
+    ),
     "the number of the team that holds a block is compared with the rank instead of the number of its team: later ones "
     "up to it are attended whole, under a causal mask, teams being of as many ranks as divide ranks and key heads": (
         by_pattern(team_taken_for_rank),
@@ -244,3 +257,15 @@ def test_a_mask_made_otherwise_is_told(words):
     assert all(wrong_tensors(scene) for scene in scenes)
     found = reading.hypotheses(scenes, probe, lambda: 1)
     assert words in [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
+
+
+@pytest.mark.parametrize(("length", "past"), [(4, 0), (5, 0), (8, 3), (13, 3)])
+def test_what_is_past_the_last_whole_tile_of_all_is_nothing_where_there_are_fewer(length, past):
+    """Of tiles of 5 keys."""
+    (part,) = [
+        one for one in PARTS if one.text == "for keys past the last whole tile of 5 of all, unless there are fewer"
+    ]
+    scenes, _ = seen(
+        Implementation(ring_of(STEPS), "right", EVERYTHING), [case_of(query_length=length)], gradients=False
+    )
+    assert int(part.holds(pairs_of(scenes[0])).sum()) == past

@@ -1208,6 +1208,15 @@ def test_sums_that_are_not_rescaled_for_a_large_sink_are_told(what, of_values, o
     assert explaining(library(words), scenes)
 
 
+def test_a_dq_that_is_written_over_is_told():
+    """By each block of which the rank attends anything, the last of which is not the last of all."""
+    steps = replace(STEPS, add_dq=lambda here, hop, total, part: part if bool(part.any()) else total)
+    cases = [case_of(causal=True, size=size, query_length=4 * size, cotangent="both") for size in (2, 3)]
+    scenes, _ = seen(Implementation(ring_of(steps), "over", EVERYTHING), cases, gradients=True)
+    words = "each block of which a rank attends anything overwrites its dq: nothing is added up"
+    assert explaining(library(words), scenes)
+
+
 def test_a_slope_of_the_softcap_on_dp_alone_is_told():
     """It belongs to ds, delta included."""
     kept = threading.local()

@@ -130,8 +130,9 @@ def _filled_up_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
     """Return how many rows of 0 fill up shorter blocks, where no mask hides what comes after a shard."""
     p, keys, i = pairs.problem, pairs.keys, pairs.queries.p
     found, shards = np.zeros(pairs.true.shape[:3], dtype=np.int64), keys.shards
-    if pairs.case.replicated or p.documents is not None or p.key_lengths is not None or p.dilation is not None:
+    if pairs.case.replicated or p.documents is not None or p.dilation is not None:
         return found
+    valid = np.array(p.key_lengths or (p.nk + pairs.size * keys.of.shape[1],) * p.batch)[:, None, None]
     for rank, place in ((rank, n) for rank, held in enumerate(shards) for n in range(len(held), keys.of.shape[1])):
         at = place * len(shards) + rank if pairs.case.sharding == "striped" else keys.of[rank, place]
         seen = place < count(pairs)
@@ -139,7 +140,7 @@ def _filled_up_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
             seen = seen & pattern.causal(i, np.array([[at]]), diagonal=p.diagonal)
         if p.window is not None:
             seen = seen & pattern.window(i, np.array([[at]]), left=p.window[0], right=p.window[1], diagonal=p.diagonal)
-        found += np.broadcast_to(seen, (p.nq, 1))[:, 0]
+        found += np.broadcast_to(seen, (p.nq, 1))[:, 0] & (at < valid)
     return found
 
 

@@ -105,11 +105,11 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
         for query, key in (("first", "last"), ("first", "first"), ("last", "last"), ("last", "first")):
             says = f"{tile} has no mask if its {query} query attends its {key} key"
             yield Otherwise(says, functools.partial(_by_corner, rows, columns, order, query, key), 1.25)
-        for text, skips in SKIPPED.items() if order is None else ():
+        for text, skips in SKIPPED.items() if order is not _by_rank else ():
             for query, key in product(BOTH, BOTH):
                 if (query, key) != RIGHT[text]:
                     says = f"{tile} is skipped if its {key} key lies {text.format(query)}"
-                    yield Otherwise(says, functools.partial(_skipped, rows, columns, skips(key, query)), 1.25)
+                    yield Otherwise(says, functools.partial(_skipped, rows, columns, order, skips(key, query)), 1.25)
         says = f"{tile} is skipped, or has no mask, in all batch entries as it is in the first"
         yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, order), 1)
 
@@ -151,10 +151,10 @@ RIGHT = dict(zip(SKIPPED, (("last", "first"), ("first", "last"), ("last", "first
 """Which query and which key tell rightly."""
 
 
-def _skipped(rows: int, columns: int, skips: Skips, pairs: Pairs) -> Counts | None:
+def _skipped(rows: int, columns: int, of_all: Order | None, skips: Skips, pairs: Pairs) -> Counts | None:
     """Return counts without tiles of which one query and one key are taken to say that they hold nothing."""
     queries = {end: _corners(rows, None, end, pairs.queries)[:, None] + pairs.problem.diagonal for end in BOTH}
-    skip = skips(pairs, Ends(queries, {end: _corners(columns, None, end, pairs.keys)[None] for end in BOTH}))
+    skip = skips(pairs, Ends(queries, {end: _corners(columns, of_all, end, pairs.keys)[None] for end in BOTH}))
     return None if skip is None else np.where(skip, 0, pairs.true)
 
 
