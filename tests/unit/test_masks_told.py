@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from mechanisms import case_of, seen, where
 
 from ringref.problem import Dilation
@@ -14,7 +15,7 @@ from ringverify.diagnosis.pairs import pairs_of
 from ringverify.diagnosis.parts import PARTS
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
-from ringverify.implementation import Implementation
+from ringverify.implementation import Capabilities, Implementation
 
 
 def ends(rows, tile):
@@ -269,3 +270,31 @@ def test_what_is_past_the_last_whole_tile_of_all_is_nothing_where_there_are_fewe
         Implementation(ring_of(STEPS), "right", EVERYTHING), [case_of(query_length=length)], gradients=False
     )
     assert int(part.holds(pairs_of(scenes[0])).sum()) == past
+
+
+def test_padding_that_is_gathered_between_shards_is_told_in_any_sharding():
+    """The first rows of what was gathered are taken for those of all ranks, one after the other."""
+
+    def attend(q, k, v, call):
+        longest, n = -(-call.problem.nk // call.world_size), call.problem.nk
+        every = []
+        for x in (k, v):
+            room = x.new_zeros(x.size(0), longest, *x.shape[2:])
+            room[:, : x.size(1)] = x
+            parts = [torch.empty_like(room) for _ in range(call.world_size)]
+            dist.all_gather(parts, room, group=call.group)
+            every.append(torch.cat(parts, dim=1)[:, :n])
+        positions = torch.cat([torch.arange(n)[rank :: call.world_size] for rank in range(call.world_size)])
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, every[0])
+        w = s.masked_fill(positions > call.positions[:, None], -torch.inf).softmax(-1)
+        return torch.einsum("bhqk,bkhd->bqhd", w, every[1])
+
+    declared = Capabilities(sharding="striped", causal="always", uneven=True, gradients=False, lse=False)
+    cases = [case_of(causal=True, sharding="striped", size=3, query_length=n) for n in (7, 10)]
+    scenes, probe = seen(Implementation(attend, "gathered", declared), cases, gradients=False)
+    assert all(wrong_tensors(scene) for scene in scenes)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    said = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
+    assert any(
+        one.startswith("shards are gathered with the padding that makes them equally long: zeros") for one in said
+    )

@@ -193,10 +193,10 @@ def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:
     keys, counts = pairs.keys, np.zeros_like(pairs.true)
     zeros = counts.sum(axis=-1)
     longest = max(map(len, keys.shards))
-    for slot in range(keys.total):
-        rank, place = divmod(slot, longest)
+    for row, position in enumerate(np.concatenate(keys.shards)):
+        rank, place = divmod(row, longest)
         if rank < len(keys.shards) and place < len(keys.shards[rank]):
-            counts[..., keys.shards[rank][place]] += pairs.true[..., slot]
+            counts[..., keys.shards[rank][place]] += pairs.true[..., position]
         else:
-            zeros += pairs.true[..., slot]
+            zeros += pairs.true[..., position]
     return counts, zeros
