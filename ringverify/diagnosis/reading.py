@@ -149,9 +149,11 @@ def read(scene: Scene, probe: Probe, *, backward: bool) -> Read | None:
                 for channel, number in enumerate(chosen):
                     weights[:, number % group :: group, number // group, keys] = result.dv[..., channel].swapaxes(1, 2)
             else:
-                weights[:, :, queries[:, None], chosen] = result.out.swapaxes(1, 2)[..., : len(chosen)]
+                undefined: Mask = np.all(np.isnan(result.out), axis=-1)  # 0 / 0: nothing is attended
+                out = np.where(undefined[..., None], 0.0, result.out)
+                weights[:, :, queries[:, None], chosen] = out.swapaxes(1, 2)[..., : len(chosen)]
                 if result.lse is not None:
-                    totals[:, :, queries] = np.exp(result.lse)
+                    totals[:, :, queries] = np.where(undefined.swapaxes(1, 2), 0.0, np.exp(result.lse))
     if backward:
         totals = true.sum(axis=-1).astype(np.float64)
         if weights[totals == 0].any():
@@ -413,8 +415,9 @@ def _residual(scene: Scene, rule: Rule, when: When, padding: Padding) -> float |
         gone = (counts.sum(axis=-1) + zeros == 0) & (pairs.true.sum(axis=-1) > 0)
         answer = dataclasses.replace(answer, lse=np.where(gone, rule.made.lse, answer.lse))
     p, x, clean = scene.problem, scene.inputs, finite(scene.inputs)
+    names = dict.fromkeys((*scene.tensors, "lse"))  # it tells which rows attend nothing, returned or not
     found: list[Results] = [
-        {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in scene.tensors}
+        {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in names}
         for rank in range(scene.size)
     ]
     return agree(

@@ -298,3 +298,19 @@ def test_padding_that_is_gathered_between_shards_is_told_in_any_sharding():
     assert any(
         one.startswith("shards are gathered with the padding that makes them equally long: zeros") for one in said
     )
+
+
+def test_a_mask_that_leaves_a_row_empty_is_read_though_that_row_is_nan():
+    """A kernel that knows no empty rows divides 0 by 0 there."""
+
+    def attend(q, k, v, call):
+        i, j = call.positions[:, None], call.key_positions[None]
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(j >= i, -torch.inf)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+    declared = Capabilities(world_sizes=(1,), causal="always", gradients=False, lse=False)
+    cases = [case_of(causal=True, size=1, query_length=n) for n in (5, 8)]
+    scenes, probe = seen(Implementation(attend, "strict", declared), cases, gradients=False)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    said = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
+    assert "the causal mask is made with queries at positions 1 too small" in said
