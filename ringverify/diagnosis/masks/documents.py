@@ -149,7 +149,7 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
         "the causal mask moves the slices apart that two ranks have of a document, or of all, with the wrong sign: as "
         "if that of the keys began where that of the queries does, and the other way round",
         _slices_exchanged,
-        0.75,
+        1.25,
     )
     for beginning, which in ((True, "before"), (False, "after")):
         bound = "end" if beginning else "beginning"
