@@ -314,3 +314,81 @@ def test_a_mask_that_leaves_a_row_empty_is_read_though_that_row_is_nan():
     found = reading.hypotheses(scenes, probe, lambda: 1)
     said = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
     assert "the causal mask is made with queries at positions 1 too small" in said
+
+
+def dense(q, k, v, call, mask):
+    """Out and lse of some rows of q over some of k and v."""
+    s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(~mask, -torch.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v), s.logsumexp(-1)
+
+
+def joined(x, call, *, front=False):
+    """Shards of all ranks, padded to the longest behind their rows, or in front of them, one after the other."""
+    longest = -(-call.problem.nk // call.world_size)
+    room = x.new_zeros(x.size(0), longest, *x.shape[2:])
+    room[:, longest - x.size(1) if front else 0 :][:, : x.size(1)] = x
+    parts = [torch.empty_like(room) for _ in range(call.world_size)]
+    dist.all_gather(parts, room, group=call.group)
+    return parts
+
+
+def cleared_by_first(q, k, v, call):
+    """Keys past the first batch entry's length are 0 in all entries."""
+    lengths, j = torch.tensor(call.key_lengths)[:, None, None, None], torch.arange(k.size(1))
+    k, v = (x * (j < call.key_lengths[0])[:, None, None] for x in (k, v))
+    return dense(q, k, v, call, (j < lengths).expand(-1, 1, q.size(1), -1))
+
+
+def padded_in_front(q, k, v, call):
+    """As many rows of each part are taken as its rank holds."""
+    counts = [len(held) for held in torch.arange(call.problem.nk).tensor_split(call.world_size)]
+    k, v = (
+        torch.cat([part[:, :n] for part, n in zip(joined(x, call, front=True), counts, strict=True)], 1) for x in (k, v)
+    )
+    j = torch.arange(call.problem.nk)
+    return dense(q, k, v, call, j <= call.positions[:, None])
+
+
+def in_rows(q, k, v, call):
+    """The first rows of padded shards are the sequence, and results are written where its queries stand."""
+    n, longest = call.problem.nk, -(-call.problem.nk // call.world_size)
+    q, k, v = (torch.cat(joined(x, call), 1)[:, :n] for x in (q, k, v))
+    out, lse = dense(q, k, v, call, torch.ones(n, n, dtype=torch.bool).tril())
+    mine = slice(call.rank * longest, call.rank * longest + len(call.positions))
+    room = torch.zeros(out.size(0), longest * call.world_size, *out.shape[2:])
+    rows = torch.zeros(*lse.shape[:2], longest * call.world_size)
+    room[:, :n], rows[..., :n] = out, lse
+    return room[:, mine], rows[..., mine]
+
+
+@pytest.mark.parametrize(
+    ("attend", "declared", "cases", "words"),
+    [
+        (
+            cleared_by_first,
+            {"world_sizes": (1,), "causal": "never", "key_lengths": True},
+            [case_of(size=1, batch=2, key_lengths=lengths) for lengths in ((3, 8), (5, 12))],
+            "keys and values are cleared where they are padding",
+        ),
+        (
+            padded_in_front,
+            {"causal": "always", "uneven": True},
+            [case_of(causal=True, size=3, query_length=n) for n in (7, 8)],
+            "shorter shards are padded to the longest in front of their rows",
+        ),
+        (
+            in_rows,
+            {"causal": "always", "uneven": True},
+            [case_of(causal=True, size=3, query_length=n) for n in (7, 10)],
+            "rows of shards that are padded to the longest are taken for positions 0, 1, …",
+        ),
+    ],
+)
+def test_zeros_that_are_attended_for_keys_are_told(attend, declared, cases, words):
+    """By how often they are, as lse says."""
+    declared = Capabilities(gradients=False, lse=True, **declared)
+    scenes, probe = seen(Implementation(attend, "zeros", declared), cases, gradients=False)
+    assert all(wrong_tensors(scene) for scene in scenes)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    said = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
+    assert any(one.startswith(words) for one in said)

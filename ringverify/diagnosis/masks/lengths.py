@@ -162,16 +162,13 @@ def _share_of_lengths(up: bool, pairs: Pairs) -> Counts | None:
 
 def _in_rows(pairs: Pairs) -> tuple[Counts, Counts]:
     """Return counts of keys, and of zeros, if positions are numbers of rows of shards padded to the longest."""
-    p, none = pairs.problem, pairs.counts(lambda name: None)
-    rows = [x.rank * max(map(len, x.shards)) + x.place for x in (pairs.queries, pairs.keys)]
-    if pairs.case.sharding != "contiguous" or all(
-        (row == x).all() for row, x in zip(rows, (pairs.queries.p, pairs.keys.p), strict=True)
-    ):
-        return pairs.true, none.sum(axis=-1) * 0
-    queries, keys = (row.ravel() for row in rows)
+    p, zeros = pairs.problem, np.zeros(pairs.true.shape[:3], dtype=np.int64)
+    queries, keys = ((x.rank * max(map(len, x.shards)) + x.place).ravel() for x in (pairs.queries, pairs.keys))
+    moved = (queries != pairs.queries.p.ravel()).any() or (keys != pairs.keys.p.ravel()).any()
+    if pairs.case.sharding != "contiguous" or not moved:
+        return pairs.true, zeros
     there = queries < p.nq
-    counts, zeros = np.zeros_like(pairs.true), np.zeros(pairs.true.shape[:3], dtype=np.int64)
-    as_row = pairs.true[:, :, queries[there]]
+    counts, as_row = np.zeros_like(pairs.true), pairs.true[:, :, queries[there]]
     counts[:, :, there] = np.where(keys < p.nk, as_row[..., np.minimum(keys, p.nk - 1)], 0)
     zeros[:, :, there] = as_row.sum(axis=-1) - counts[:, :, there].sum(axis=-1)
     return counts, zeros
