@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ringref.attention import Answer, Intermediates
 from ringref.problem import DtypeName, Problem
@@ -322,22 +321,19 @@ def agree(
 
 
 def _left_empty(scene: Scene, rank: int, found: Results) -> Results:
-    """Return a prediction with NaN where NaN was seen in rows that are left without keys, and should have some.
+    """Return a prediction with NaN where NaN was seen in rows of out that are left without keys, as their lse says.
 
     That such a row is 0 / 0, where none of the kind was meant to be, follows from what left it empty. What NaN makes of
     gradients is not predicted.
     """
-    if "dq" in scene.tensors or "lse" not in found or found["lse"].shape != scene.true("lse", rank).shape:
+    if "dq" in scene.tensors or not {"out", "lse"} <= set(found).intersection(scene.tensors):
         return found
-    empty = np.isneginf(found["lse"]) & np.isfinite(scene.true("lse", rank))
-    if not empty.any():
+    seen, out = scene.seen("lse", rank), scene.seen("out", rank)
+    if not found["lse"].shape == seen.shape == scene.true("lse", rank).shape or found["out"].shape != out.shape:
         return found
-    there: dict[TensorName, NDArray[np.bool_]] = {"out": empty.swapaxes(1, 2)[..., None], "lse": empty}
-    return found | {
-        name: np.where(where & np.isnan(scene.seen(name, rank)), np.nan, found[name])
-        for name, where in there.items()
-        if name in found and name in scene.tensors and found[name].shape == scene.true(name, rank).shape
-    }
+    empty = np.isneginf(found["lse"]) & np.isneginf(seen) & np.isfinite(scene.true("lse", rank))
+    undefined = empty.swapaxes(1, 2)[..., None] & np.isnan(out)
+    return found | {"out": np.where(undefined, np.nan, found["out"])} if undefined.any() else found
 
 
 def agree_with(scene: Scene, answer: Answer, x: Inputs) -> float | None:

@@ -149,11 +149,11 @@ def read(scene: Scene, probe: Probe, *, backward: bool) -> Read | None:
                 for channel, number in enumerate(chosen):
                     weights[:, number % group :: group, number // group, keys] = result.dv[..., channel].swapaxes(1, 2)
             else:
-                undefined: Mask = np.all(np.isnan(result.out), axis=-1)  # 0 / 0: nothing is attended
-                out = np.where(undefined[..., None], 0.0, result.out)
-                weights[:, :, queries[:, None], chosen] = out.swapaxes(1, 2)[..., : len(chosen)]
+                out = result.out.swapaxes(1, 2)
                 if result.lse is not None:
-                    totals[:, :, queries] = np.where(undefined.swapaxes(1, 2), 0.0, np.exp(result.lse))
+                    totals[:, :, queries] = np.exp(result.lse)
+                    out = np.where(np.isneginf(result.lse)[..., None], 0.0, out)  # it may be 0 / 0 where nothing is
+                weights[:, :, queries[:, None], chosen] = out[..., : len(chosen)]
     if backward:
         totals = true.sum(axis=-1).astype(np.float64)
         if weights[totals == 0].any():
@@ -415,9 +415,8 @@ def _residual(scene: Scene, rule: Rule, when: When, padding: Padding) -> float |
         gone = (counts.sum(axis=-1) + zeros == 0) & (pairs.true.sum(axis=-1) > 0)
         answer = dataclasses.replace(answer, lse=np.where(gone, rule.made.lse, answer.lse))
     p, x, clean = scene.problem, scene.inputs, finite(scene.inputs)
-    names = dict.fromkeys((*scene.tensors, "lse"))  # it tells which rows attend nothing, returned or not
     found: list[Results] = [
-        {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in names}
+        {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in scene.tensors}
         for rank in range(scene.size)
     ]
     return agree(

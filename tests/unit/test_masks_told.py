@@ -306,9 +306,9 @@ def test_a_mask_that_leaves_a_row_empty_is_read_though_that_row_is_nan():
     def attend(q, k, v, call):
         i, j = call.positions[:, None], call.key_positions[None]
         s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(j >= i, -torch.inf)
-        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v), s.logsumexp(-1)
 
-    declared = Capabilities(world_sizes=(1,), causal="always", gradients=False, lse=False)
+    declared = Capabilities(world_sizes=(1,), causal="always", gradients=False, lse=True)
     cases = [case_of(causal=True, size=1, query_length=n) for n in (5, 8)]
     scenes, probe = seen(Implementation(attend, "strict", declared), cases, gradients=False)
     found = reading.hypotheses(scenes, probe, lambda: 1)
