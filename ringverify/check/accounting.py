@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 
 from ringverify.cases.case import Case
@@ -19,11 +20,12 @@ from ringverify.check.explaining import (
     quick_place,
     when_it_fails,
 )
+from ringverify.check.likewise import explained_likewise
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.searching import Counterexample
 from ringverify.check.suggesting import suggested
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_state
-from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.diagnosis.diagnose import WALL, Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.events import Hint, Needed
@@ -31,10 +33,14 @@ from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
 from ringverify.properties.property import Property, Violation, judge_observation
 from ringverify.properties.uninitialised import UNINITIALISED
+from ringverify.worlds.patience import WorkLimit
 from ringverify.worlds.world import WorldUnavailable
 
 UNWRITTEN = "memory of torch.empty is used before it is written: the result is what happens to lie there"
 """The cause of a failure that comes and goes, where the case always fails once new memory holds NaN."""
+
+LIKEWISE_SECONDS = 3.0
+"""Seconds for finding a case like one that raises whose numbers are wrong instead."""
 
 TELLING: dict[str, tuple[tuple[str, str], ...]] = {
     "value": tuple(
@@ -175,6 +181,8 @@ class Account:
 
     def _seen_by_watching(self, there: Runner, needs: Needs | None) -> str | None:
         violation = self._violation
+        if violation.kind == "raised" and (likewise := self._likewise(there, needs)) is not None:
+            return likewise
         if (hazard := self._hazard(there)) is not None:
             return hazard
         if violation.kind == "value":
@@ -185,7 +193,18 @@ class Account:
             return other
         requires = () if needs is None else needs.told().requires
         full = needs is not None and _without_an_empty_rank(needs, there)
-        return of_deadlock(self._case, there.capabilities, violation.failure, requires, full=full)
+        conduct = of_deadlock(self._case, there.capabilities, violation.failure, requires, full=full)
+        return conduct or self._likewise(there, needs)
+
+    def _likewise(self, there: Runner, needs: Needs | None) -> str | None:
+        """Return the cause of wrong numbers in a case like this one, which has none."""
+        seconds = min(LIKEWISE_SECONDS, math.inf if self._late is None else self._late - time.monotonic())
+        left = WorkLimit(seconds, lambda: there.world.processes, wall=WALL * seconds).left
+        found = explained_likewise(there, self._case, needs, self._known, left)
+        if found is None:
+            return None
+        case, diagnosis = found
+        return f"{diagnosis.text}, as wrong numbers tell where nothing is raised: {case.describe()}"
 
     def _hazard(self, there: Runner) -> str | None:
         """Return what goes wrong with messages, if it makes a violation of this kind."""

@@ -6,6 +6,7 @@ from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED, SUMMED
+from ringverify.diagnosis.neighbours import NEIGHBOURS
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.rounding_digits import ROUNDED
 from ringverify.diagnosis.substituting import SUBSTITUTED
@@ -30,6 +31,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = tuple(
             *REARRANGED,
             *FILLED,
             *SUBSTITUTED,
+            *NEIGHBOURS,
             *SUMMED,
             *NARROWED,
             *ROUNDED,

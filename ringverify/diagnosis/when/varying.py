@@ -215,6 +215,12 @@ class Varying:
                 if factor == "window":
                     left, right = (draw.choice((None, 0, 1, 2, draw.randint(3, SHORT))) for _ in range(2))
                     found = _with(one, window=(left, right))
+                elif factor == "documents" and one.problem.documents is not None:
+                    cuts = draw.sample(range(one.problem.nq + 1), min(draw.randint(2, 4), one.problem.nq + 1))
+                    found = _with(one, documents=tuple(sorted(cuts)))
+                elif factor == "key_lengths" and one.problem.key_lengths is not None:
+                    lengths = (draw.randint(0, one.problem.nk) for _ in range(one.problem.batch))
+                    found = _with(one, key_lengths=tuple(lengths))
                 elif factor in ("heads", "key heads"):
                     heads, group = draw.randint(1, 6), draw.randint(1, 3)
                     found = _with(one, heads=heads * group, key_heads=None if group == 1 else heads)
