@@ -172,7 +172,10 @@ class Account:
             seen = self._left_by_earlier_call(case.call_of(finding.position))
         elif seen is None and violation.kind in TELLING and (there := self._simulated()) is not None:
             seen = self._seen_by_watching(there, needs)
-        return seen or (None if needs is None else of_group(needs))
+        seen = seen or (None if needs is None else of_group(needs))
+        if seen is None and violation.failure is not None and violation.failure.line is not None:
+            return f"raised {violation.failure.line}"
+        return seen
 
     def _left_by_earlier_call(self, place: int) -> str | None:
         call = self._case.calls[place]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringref.attention import per_query_head
+from ringref.sharding import Positions
 from ringverify.diagnosis.grids import GRIDS, Grid, joined
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
 from ringverify.diagnosis.reading import finite
@@ -67,7 +68,7 @@ def _of(member: int, members: int, heads: int) -> slice:
 
 
 def _attended(
-    scene: Scene, queries: Array, heads: slice, blocks: list[tuple[Array, Array, int]], members: int
+    scene: Scene, queries: Positions, heads: slice, blocks: list[tuple[Positions, Positions, int]], members: int
 ) -> tuple[Array, Array]:
     """Return out and lse of queries that attend other blocks than are meant.
 

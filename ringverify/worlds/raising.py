@@ -11,7 +11,7 @@ from typing import cast
 from ringverify.words import TEXT, cut
 from ringverify.worlds.exceptions import exit_call, name_of, one_line, text_of
 from ringverify.worlds.limits import Limit, limit_of
-from ringverify.worlds.stacks import traceback_of_user
+from ringverify.worlds.stacks import line_of_user, traceback_of_user
 
 
 class Charge(Exception):
@@ -42,6 +42,7 @@ class Raising:
         tensor: that of a `Charge`.
         refusal: the rule by which a transport refused the call, if that is what was raised.
         limit: the machine limit that the rank reached, if it was one.
+        line: the innermost line of the user's code, as in `Failure`.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Raising:
     tensor: str | None = None
     refusal: str | None = None
     limit: Limit | None = None
+    line: str | None = None
 
 
 def raising_of(error: BaseException) -> Raising:
@@ -64,7 +66,8 @@ def raising_of(error: BaseException) -> Raising:
     if issubclass(kind, SystemExit):
         return Raising(cut(f"called {exit_call(cast(SystemExit, error))}"), detail, call="sys.exit")
     what = cut(f"raised {one_line(error)}")
-    return Raising(what, detail, name_of(error), refusal=refusal_of(error), limit=limit_of(error))
+    line = line_of_user(error)
+    return Raising(what, detail, name_of(error), refusal=refusal_of(error), limit=limit_of(error), line=line)
 
 
 def marked(error: RuntimeError, rule: str) -> RuntimeError:

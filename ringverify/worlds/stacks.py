@@ -89,6 +89,15 @@ def _with_causes(error: BaseException) -> str:
     return cut("".join(summary.format()).rstrip(), TEXT)
 
 
+def line_of_user(error: BaseException) -> str | None:
+    """Say at which line of the user's an error was raised, and what the line says; `None` if it was at no such line."""
+    frames = [one for one in traceback.extract_tb(trace_of(error)) if whose_file(one.filename) == "user"]
+    if not frames or not frames[-1].line:
+        return None
+    last = frames[-1]
+    return f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name}, by `{cut(frames[-1].line)}`"
+
+
 def _ours(filename: str) -> bool:
     return filename.startswith(_HERE) or filename == _THREADING
 

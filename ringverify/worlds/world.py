@@ -42,6 +42,8 @@ class Failure:
         tensor: name of the result that the `Charge` is about, if there is one.
         refusal: name of what the transport refused, where that depends on the number of ranks.
         limit: the machine limit that the rank reached, if it was one.
+        line: the innermost line of the user's code in which the rank raised, such as "at ring.py:41 in attend, by
+            `x = y[: n]`", if there is one.
         exit_code: of a process that ended without a report, negative for a signal.
         places: where ranks were when time ran out: pairs of a rank and a text such as "at ring.py:41 in attend".
         waits: of a deadlock, the ranks that wait and what each waits for.
@@ -61,6 +63,7 @@ class Failure:
     tensor: str | None = None
     refusal: str | None = None
     limit: Limit | None = None
+    line: str | None = None
     exit_code: int | None = None
     places: tuple[tuple[int, str], ...] = ()
     waits: tuple[tuple[int, str], ...] = ()
@@ -76,7 +79,8 @@ class Failure:
     @classmethod
     def of(cls, rank: int, raised: Raising) -> Failure:
         """Return the failure of a run that ended because a rank raised."""
-        fields = {name: getattr(raised, name) for name in ("exception", "call", "rule", "tensor", "refusal", "limit")}
+        names = ("exception", "call", "rule", "tensor", "refusal", "limit", "line")
+        fields = {name: getattr(raised, name) for name in names}
         return cls("raised", rank, f"rank {rank} {raised.what}", raised.detail, **fields)
 
     @property
