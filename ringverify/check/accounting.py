@@ -24,7 +24,7 @@ from ringverify.check.likewise import explained_likewise
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.searching import Counterexample
 from ringverify.check.suggesting import suggested
-from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_state
+from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_messages, of_state
 from ringverify.diagnosis.diagnose import WALL, Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.when.needs import Needs
@@ -172,7 +172,7 @@ class Account:
             seen = self._left_by_earlier_call(case.call_of(finding.position))
         elif seen is None and violation.kind in TELLING and (there := self._simulated()) is not None:
             seen = self._seen_by_watching(there, needs)
-        seen = seen or (None if needs is None else of_group(needs))
+        seen = seen or (None if needs is None else of_group(needs, violation.failure))
         if seen is None and violation.failure is not None and violation.failure.line is not None:
             return f"raised {violation.failure.line}"
         return seen
@@ -192,12 +192,12 @@ class Account:
             return self._of_changed_input() or self._of_changed_result()
         if violation.failure is None or violation.kind != "deadlock":
             return None
-        if needs is not None and (other := of_group(needs)) is not None:
+        if needs is not None and (other := of_group(needs, violation.failure)) is not None:
             return other
         requires = () if needs is None else needs.told().requires
         full = needs is not None and _without_an_empty_rank(needs, there)
         conduct = of_deadlock(self._case, there.capabilities, violation.failure, requires, full=full)
-        return conduct or self._likewise(there, needs)
+        return conduct or self._likewise(there, needs) or of_messages(violation.failure)
 
     def _likewise(self, there: Runner, needs: Needs | None) -> str | None:
         """Return the cause of wrong numbers in a case like this one, which has none."""

@@ -74,8 +74,32 @@ def of_deadlock(
     return None
 
 
-def of_group(needs: Needs) -> str | None:
-    """Return the cause where a case fails in a group of a larger world, and not where the group is the world."""
+def of_messages(failure: Failure) -> str | None:
+    """Return why ranks wait for ever as their messages alone tell: for a rank that has returned, or for each other."""
+    waits, peers = dict(failure.waits), dict(failure.peers)
+    for rank, peer in peers.items():
+        if peer in failure.returned:
+            return (
+                f"ranks do not agree on who sends to whom, or how often: rank {rank} waits for {waits[rank]}, and rank "
+                f"{peer} has returned"
+            )
+    for rank in peers:
+        circle = [rank]
+        while (following := peers.get(circle[-1])) is not None and following not in circle:
+            circle.append(following)
+        if following == rank:
+            each = ", ".join(f"rank {one} for {waits[one]}" for one in circle)
+            return f"ranks wait for each other in a circle: {each}"
+    return None
+
+
+def of_group(needs: Needs, failure: Failure | None = None) -> str | None:
+    """Return the cause where a case fails in a group of a larger world, and not where the group is the world.
+
+    Args:
+        needs: when it fails.
+        failure: how it fails, if ranks do not return.
+    """
     exploration = needs.exploration
     if exploration is None:
         return None
@@ -84,6 +108,8 @@ def of_group(needs: Needs) -> str | None:
     alike = {group for group in GROUPS for case in failing if case.replace(group=group) in right}
     if "world" not in alike or any(case.group == "world" for case in failing):
         return None
+    if "offset" in alike and failure is not None and failure.peers:  # where ranks have other numbers too
+        return PARITY
     if any(case.group == "leading" for case in failing):
         return "the default group, or its size, is used where the group of the ring is meant"
     return OTHER_NUMBERS if "leading" in alike else None
@@ -95,6 +121,13 @@ OTHER_NUMBERS = (
     "group_peer"
 )
 """Cause of what fails only in groups whose ranks have other numbers in the world."""
+
+
+PARITY = (
+    "who sends first, or goes before others, is decided by ranks of the world instead of those of the group: in a "
+    "group of every second rank all of them do the same"
+)
+"""Cause of what waits for ever only in groups whose ranks are all even, or all odd."""
 
 
 WORDS = {

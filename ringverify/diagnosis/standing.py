@@ -11,6 +11,7 @@ from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.rows import FaultyRows
 from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.when.conditions import LARGE
 from ringverify.diagnosis.when.needs import Requirement
 from ringverify.diagnosis.where import wrong_tensors
 
@@ -82,7 +83,13 @@ class Standing:
         return more is not None or not (wrong or self.hypothesis.allowed_by is not None)
 
     def _undetermined(self, scene: Scene) -> bool:
-        """Whether a mask of the backward alone may give keys to rows without any: what stands for their lse decides."""
+        """Whether more than the fault decides what is seen.
+
+        A mask of the backward alone may give keys to rows without any: what stands for their lse decides. A slope that
+        is too large makes the rounding errors of scores far apart so many times larger.
+        """
+        if "cap_slope" in self.hypothesis.steps.changed and scene.case.values in LARGE:
+            return True
         masks = not self.hypothesis.steps.changed.isdisjoint(reproducing.MASK)
         return (
             masks and self.hypothesis.when == "backward" and bool((scene.truth.intermediates.m == 0).all(axis=-1).any())

@@ -138,6 +138,10 @@ FAULTS.add(
     "derivative of the softcap is 1 + tanh² instead of 1 - tanh²",
     replace(STEPS, cap_slope=lambda s, softcap: 1 + (s / softcap) ** 2),
 )
+FAULTS.cause(
+    "derivative of the softcap is 1 - s² of the capped score, which is not divided by the softcap",
+    replace(STEPS, cap_slope=lambda s, softcap: 1 - s**2),
+)
 
 
 def _slope_of_raw(

@@ -51,6 +51,7 @@ class Failure:
         for_nothing: of a deadlock, the ranks that wait for a message without elements.
         idle: of a deadlock, the ranks that returned and never communicated, or left messages unreceived.
         together: of a deadlock, the ranks that wait for a collective, or for a group that is made.
+        peers: of a deadlock, ranks that wait for a message, each with the rank on its other side.
     """
 
     kind: FailureKind
@@ -71,6 +72,7 @@ class Failure:
     for_nothing: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     together: tuple[int, ...] = ()
+    peers: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ringverify.diagnosis.masks.positions import At, own_keys, sharded
-from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs, branch
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs, branch
 from ringverify.diagnosis.scene import Counts
 
 OFFSETS: dict[str, Callable[[int, int, int], Ints]] = {
@@ -83,11 +83,15 @@ def ways_to_dilate() -> Iterator[Otherwise]:
     )
 
 
-PLACES: dict[str, At] = {"position": lambda pairs, x: x.p, "place in the shard": lambda pairs, x: x.place}
-"""What may decide whether a branch covers a row, in words."""
+PLACES: dict[str, Callable[[OneSide, int], Ints]] = {
+    "position": lambda x, w: x.p,
+    "place in the shard": lambda x, w: x.place,
+    "place in the shard, as if the segments began there": lambda x, w: x.place % w,
+}
+"""What may decide whether a branch covers a row, by the segment length, in words."""
 
 
-def _covered_by(at: At, queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
+def _covered_by(at: Callable[[OneSide, int], Ints], queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
     """Return counts if segments are right, but queries or keys, or both, are covered by another number."""
     p = pairs.problem
     if p.dilation is None:
@@ -96,9 +100,7 @@ def _covered_by(at: At, queries: bool, keys: bool, pairs: Pairs) -> Counts | Non
     total = np.zeros_like(pairs.true)
     for number, (w, r) in enumerate(p.dilation.branches):
         # A place below the rate, in the first segment, is covered as its remainder decides.
-        places = [
-            (at(pairs, x) if moved else x.p % w) % r for x, moved in ((pairs.queries, queries), (pairs.keys, keys))
-        ]
+        places = [(at(x, w) if moved else x.p % w) % r for x, moved in ((pairs.queries, queries), (pairs.keys, keys))]
         total += _let_through(pairs, number, *places) * (i // w == j // w)
     return total * pairs.counts(lambda name: None if name == "dilation" else (i, j))
 

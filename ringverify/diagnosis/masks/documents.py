@@ -118,6 +118,21 @@ def _slices_exchanged(pairs: Pairs) -> Counts | None:
     return np.where(pairs.keys.p - of_key + of_query <= pairs.queries.p - of_query + of_key, rest, 0)
 
 
+def _spanning(before: bool, after: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if queries attend nothing whose document begins before their rank's shard, ends after it, or both.
+
+    A sequence without documents is one.
+    """
+    if pairs.case.sharding != "contiguous" or pairs.problem.diagonal:
+        return None
+    offsets = np.array(pairs.problem.documents or (0, pairs.problem.nk))
+    number, held = bounds(offsets, pairs.queries.p), pairs.queries.shards
+    first, last = (np.array([one[at] if len(one) else 0 for one in held])[pairs.queries.rank] for at in (0, -1))
+    lost = (not before) | (offsets[np.maximum(number, 0)] < first)
+    lost &= (not after) | (offsets[number + 1] - 1 > last)
+    return np.where(lost & (number >= 0), 0, pairs.true)
+
+
 def ways_to_tell_documents() -> Iterator[Otherwise]:
     """Yield masks whose documents begin or end elsewhere, or that take what lies outside of all for a document."""
     yield Otherwise("the first position of each document is taken for one of the document before", document_before, 0.5)
@@ -151,6 +166,13 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
         _slices_exchanged,
         1.25,
     )
+    for before, after, which in (
+        (True, True, "begins before the rank's shard and ends after it"),
+        (True, False, "begins before the rank's shard"),
+        (False, True, "ends after the rank's shard"),
+    ):
+        says = f"a rank leaves out its queries whose document, or sequence without documents, {which}"
+        yield Otherwise(says, functools.partial(_spanning, before, after), 0.5)
     for beginning, which in ((True, "before"), (False, "after")):
         bound = "end" if beginning else "beginning"
         says = f"keys {which} a document are attended by its queries: only its {bound} bounds"

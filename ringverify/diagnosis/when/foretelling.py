@@ -22,7 +22,7 @@ from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.when.conditions import MASKS, Condition
+from ringverify.diagnosis.when.conditions import LARGE, MASKS, Condition
 from ringverify.diagnosis.when.exploring import Exploration, Spent
 from ringverify.diagnosis.when.needs import Needs, Requirement, said
 from ringverify.implementation import Capabilities
@@ -168,13 +168,15 @@ def held_against(
     x = needs.exploration
     if x is None or any(cause.partial for cause in causes):
         return needs
+    # Scores far apart may show rounding errors that a fault has made larger, where the fault itself shows nothing.
+    seen = {one: failed for one, failed in x.seen.items() if one.values not in LARGE or x.case.values in LARGE}
     for harmless in (False, True):
         foretells = Foretelling(tuple(causes), capabilities, frozenset({x.case.sharding}), gradients, harmless)
-        if foretells.agrees(x.seen, left):
+        if foretells.agrees(seen, left):
             break
     else:
         return needs
-    foretells = foretells.in_other_shardings(x.seen, left)
+    foretells = foretells.in_other_shardings(seen, left)
     x.extended(RUNS, left)
     explanation, complete = x.explanation(), needs.complete
     plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)

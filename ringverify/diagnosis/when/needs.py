@@ -42,6 +42,9 @@ TOGETHER = {
 GEOMETRY = frozenset({"length", "cross lengths", "sharding", *MASKS})
 """Factors that decide together which keys a query attends, and on which ranks these are."""
 
+STANDING_IN = frozenset({"length", "dims"})
+"""Factors of which "at most" has always stood for something else, such as a window, or a remainder."""
+
 LIMITS = 2
 """Two limits, of which one is none of "at least", are taken to stand for a relation that has no words."""
 
@@ -162,7 +165,8 @@ def said(
     tested = [
         one
         for one in explanation
-        if ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one) or scored(one))
+        if (one.most is None or one.factors.isdisjoint(STANDING_IN))
+        and ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one) or scored(one))
         and (one.cost < RARE or one.factors.isdisjoint(certain))
     ]
     certain |= exploration.factors_of(one for one in explanation if one not in tested)
@@ -172,11 +176,13 @@ def said(
     if "values" in certain:  # what is small with some values is within what a 16-bit dtype allows, or with some scales
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     beyond = beyond if certain or more else None
+    if beyond is not None:  # it says more than a number does
+        tested = [one for one in tested if not one.limit or "ranks" in one.factors]
     words = functools.partial(exploration.in_words, roughly=beyond is not None)
     requires = [Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said]
-    seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
-    requires += _of_ranks(seen, most=by_runs_alone)
     if beyond is None:
+        seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
+        requires += _of_ranks(seen, most=by_runs_alone)
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     else:
         requires.append(beyond)

@@ -340,10 +340,10 @@ class Varying:
         if d.heads == "shared":
             offsets = (dataclasses.replace(d, head_offset=offset) for offset in ("cyclic", "block"))
             yield from _each(case, "dilation", offsets)
-        others = [tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
+        others = [d.branches[:1], tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
         others += [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
         others += [tuple((w, r) for _, r in d.branches) for w in (1, 2, here - 1, here, here + 1, 2 * here, n) if w > 0]
-        others += [d.branches[:1], (*d.branches, (n, 1))]
+        others += [(*d.branches, (n, 1))]
         yield from _each(case, "dilation", (dataclasses.replace(d, branches=branches) for branches in others))
 
     # -- shapes --------------------------------------------------------------------------------------------------------
@@ -447,4 +447,4 @@ class Varying:
 
 def _full(case: Case) -> bool:
     """Whether every rank holds queries and keys."""
-    return min(case.problem.nq, case.problem.nk) >= case.world_size
+    return min(case.problem.nk if case.replicated else case.problem.nq, case.problem.nk) >= case.world_size

@@ -38,6 +38,11 @@ class Awaited(Protocol):
         """How many elements the message has that is waited for; `None` of anything else."""
         ...
 
+    @property
+    def peer(self) -> int | None:
+        """Global rank of the other side of a message; `None` of anything else."""
+        ...
+
     def describe(self) -> str:
         """What is waited for, as the end of "rank 0 waits for …"."""
         ...
@@ -275,6 +280,7 @@ class Baton:
                 places += [f"rank {seat.rank} at", *(f"  {line}" for line in self.where(seat.rank))]
         detail = "\n".join([*waits, *places, self.explain()]).rstrip()
         awaited = tuple((seat.rank, seat.awaited.describe()) for seat in self._seats if seat.awaited is not None)
+        peers = {seat.rank: seat.awaited.peer for seat in self._seats if seat.awaited is not None}
         returned = tuple(seat.rank for seat in self._seats if seat.finished and seat.awaited is None)
         waiting = [(seat.rank, seat.awaited.elements) for seat in self._seats if seat.awaited is not None]
         nothing, together = (tuple(rank for rank, elements in waiting if elements == n) for n in (0, None))
@@ -292,6 +298,7 @@ class Baton:
                 for_nothing=nothing,
                 idle=idle,
                 together=together,
+                peers=tuple((rank, peer) for rank, peer in peers.items() if peer is not None),
             )
         )
         raise Unwound

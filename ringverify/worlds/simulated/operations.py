@@ -44,6 +44,11 @@ class Operation:
         """How many elements the message has that is waited for; `None` if it is none."""
         return None
 
+    @property
+    def peer(self) -> int | None:
+        """Global rank of the other side of a message; `None` if it is none, or may come from any."""
+        return None
+
     def describe(self) -> str:
         """Say what it is, to follow "waits for"."""
         raise NotImplementedError
@@ -73,6 +78,11 @@ class Send(Operation):
         self.payload = payload
         self.number = 0
 
+    @property
+    def peer(self) -> int:
+        """Global rank of the receiver."""
+        return self.mailbox.ranks[self.destination]
+
     def describe(self) -> str:
         """Name the destination and the tag."""
         return f"a send to rank {self.mailbox.ranks[self.destination]}, tag {self.tag}{self.mailbox.suffix}"
@@ -93,6 +103,11 @@ class Receive(Operation):
     def elements(self) -> int | None:
         """How many elements the message has to have."""
         return self.buffer.numel()
+
+    @property
+    def peer(self) -> int | None:
+        """Global rank of the sender that is wanted."""
+        return None if self.wanted is None else self.mailbox.ranks[self.wanted]
 
     def describe(self) -> str:
         """Name the source and the tag."""
@@ -180,7 +195,7 @@ class NewGroup:
         self.mailbox = mailbox
         self.arrived: set[int] = set()
         self.done = False
-        self.elements = None
+        self.elements = self.peer = None
 
     def describe(self) -> str:
         """Name the group, and the ranks that have not asked for it."""
