@@ -184,9 +184,10 @@ class Account:
 
     def _seen_by_watching(self, there: Runner, needs: Needs | None) -> str | None:
         violation = self._violation
+        hazard = self._hazard(there)
         if violation.kind == "raised" and (likewise := self._likewise(there, needs)) is not None:
-            return likewise
-        if (hazard := self._hazard(there)) is not None:
+            return likewise if hazard is None else f"{likewise}; what comes of it here: {hazard}"
+        if hazard is not None:
             return hazard
         if violation.kind == "value":
             return self._of_changed_input() or self._of_changed_result()

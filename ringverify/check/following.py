@@ -206,7 +206,7 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
 
     def alone(factor: str, field: str) -> list[Case]:
         """The variant in which nothing else is changed, if there is one: what else is may be why it passes."""
-        free = {field, TIED.get(field)}
+        free = {field, TIED.get(field), *(one for one, other in TIED.items() if other == field)}
         return [one for one in variants(factor)[:1] if differing(earlier, one).keys() <= free]
 
     alike = list[str]()
@@ -214,11 +214,20 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
         if field not in fields and time.monotonic() < until and any(map(passes, alone(factor, field))):
             alike.append(factor)
     if not PLACES.keys().isdisjoint(alike):
-        others = (one for factor in PLACES for one in variants(factor) if _share_positions(one, case, runner))
+        kept = [factor for factor in PLACES if factor in alike]
+        others = (one for factor in kept for one in variants(factor) if _share_positions(one, case, runner))
         if not all(map(passes, itertools.islice(others, SHARED))):
             alike = [POSITIONS, *(factor for factor in alike if factor not in PLACES)]
+    if fields == ("documents",) and time.monotonic() < until and any(map(passes, _with_an_empty_document(earlier))):
+        alike.append("number of documents")
     same = [in_words(KEPT_BY.get(factor, factor)) for factor in alike]
     return dataclasses.replace(shown.needs, requires=of_state(fields, same)[:1])
+
+
+def _with_an_empty_document(case: Case) -> list[Case]:
+    """Return the case with one document more, which has no positions: only their number tells them apart."""
+    documents = case.problem.documents
+    return [] if documents is None else [case.replace(documents=(*documents, documents[-1]))]
 
 
 def _share_positions(one: Case, other: Case, runner: Runner) -> bool:

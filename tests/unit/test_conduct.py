@@ -377,7 +377,66 @@ def test_a_deadlock_whatever_the_length_is_not_laid_to_messages_without_elements
     declared = dataclasses.replace(PLAIN, uneven=True, empty_shards=True)
     found = shown(FORWARD, attend, declared, examples=60)
     assert (found.violation.kind, found.case.problem.nq) == ("deadlock", 0)
-    assert found.diagnosis.text is None
+    assert found.diagnosis.text.startswith("ranks do not agree on who sends to whom, or how often: rank 2 waits")
+
+
+def test_ranks_that_wait_for_each_other_are_told_as_a_circle():
+    """All of them receive before they send."""
+
+    def attend(q, k, v, call):
+        right, left = hazardous.peers(call)
+        if call.world_size > 1:
+            dist.recv(torch.empty_like(k), left, call.group)
+            dist.send(k.contiguous(), right, call.group)
+        return plain(q, k, v, call)
+
+    found = shown(FORWARD, attend)
+    assert found.violation.kind == "deadlock"
+    assert found.diagnosis.text == (
+        "ranks wait for each other in a circle: rank 0 for a receive from rank 1, tag 0, rank 1 for a receive from "
+        "rank 0, tag 0"
+    )
+
+
+def test_what_raises_has_the_line_that_raised_for_its_cause():
+    """Where no wrong number of a case like it tells more."""
+
+    def attend(q, k, v, call):
+        torch.empty(call.problem.nk // call.world_size).copy_(torch.empty(k.size(1)))
+        return plain(q, k, v, call)
+
+    found = shown(FORWARD, attend, dataclasses.replace(PLAIN, uneven=True), examples=60)
+    assert found.violation.kind == "raised"
+    what, _, line = found.diagnosis.text.partition(", by ")
+    assert what.startswith("raised at test_conduct.py:")
+    assert line == "`torch.empty(call.problem.nk // call.world_size).copy_(torch.empty(k.size(1)))`"
+
+
+def test_what_raises_is_explained_by_wrong_numbers_of_a_case_like_it():
+    """A block that is taken for another rank's: it does not fit where shards differ, and has wrong positions else."""
+
+    def attend(q, k, v, call):
+        n, size = call.problem.nk, call.world_size
+        right, left = hazardous.peers(call)
+        blocks, positions = [torch.stack((k, v))], [call.key_positions]
+        for hop in range(1, size):
+            positions.append(torch.arange(n).tensor_split(size)[(call.rank + hop) % size])
+            blocks.append(k.new_empty(2, k.size(0), len(positions[-1]), *k.shape[2:]))
+            sends = dist.P2POp(dist.isend, blocks[-2], right, call.group)
+            receives = dist.P2POp(dist.irecv, blocks[-1], left, call.group)
+            for work in dist.batch_isend_irecv([sends, receives]):
+                work.wait()
+        k, v = torch.cat(blocks, dim=2)
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        s = s.masked_fill(torch.cat(positions) > call.positions[:, None], -torch.inf)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+    declared = dataclasses.replace(PLAIN, causal="always", window=False, uneven=True)
+    case = Case(problem=Problem(query_length=7, causal=True), world_size=3)
+    found = shown(dataclasses.replace(FORWARD, cases=lambda c: [case]), attend, declared)
+    assert found.violation.kind == "raised"
+    assert "as wrong numbers tell where nothing is raised: " in found.diagnosis.text
+    assert "; what comes of it here: sender and receiver do not mean the same rows" in found.diagnosis.text
 
 
 def test_a_deadlock_in_some_groups_alone_is_laid_to_the_numbers_of_ranks():
@@ -398,7 +457,7 @@ def test_a_deadlock_in_some_groups_alone_is_laid_to_the_numbers_of_ranks():
     declared = dataclasses.replace(PLAIN, subgroups=True)
     found = shown(SUBGROUPS, attend, declared)
     assert found.violation.kind == "deadlock"
-    assert found.diagnosis.text.startswith("ranks of the group are used where torch takes those of the world")
+    assert found.diagnosis.text.startswith("who sends first, or goes before others, is decided by ranks of the world")
 
 
 @pytest.mark.parametrize(("idle", "says"), [((1,), "rank 1, which holds no "), ((), "a message without")])

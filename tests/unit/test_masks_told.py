@@ -111,6 +111,18 @@ def covered_by_position(here, owner, i, j):
     return (i // 5 == j // 5) & (i % 2 == 0) & (j % 5 % 2 == 0)
 
 
+def covered_from_the_shard(here, owner, i, j):
+    """Queries of a branch with segments of 5 and a rate of 2, as if segments began where the shard does."""
+    return (i // 5 == j // 5) & ((i - i[0]) % 5 % 2 == 0) & (j % 5 % 2 == 0)
+
+
+def spanning_lost(here, owner, i, j):
+    """Queries of a document that begins before the shard and ends after it attend nothing."""
+    cuts = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    number = torch.searchsorted(cuts, i.contiguous(), right=True)
+    return ~((cuts[number - 1] < i[0]) & (cuts[number] - 1 > i[-1]))
+
+
 def window_in_steps(here, owner, i, j):
     """Of a dilation with segments of 6 and a rate of 2, and a window of 2."""
     ahead = (j - i) // 2
@@ -240,6 +252,17 @@ TOLD = {
         by_pattern(covered_by_position),
         [case_of(dilation=Dilation(((5, 2),), heads="shared", head_offset="block"), heads=1, query_length=n)
          for n in (12, 15)],
+    ),
+    "whether a branch of a dilation covers a query is decided by its place in the shard, as if the segments began "
+    "there instead of its place in the segment": (
+        by_pattern(covered_from_the_shard),
+        [case_of(dilation=Dilation(((5, 2),), heads="shared", head_offset="block"), heads=1, query_length=n)
+         for n in (12, 16)],
+    ),
+    "a rank leaves out its queries whose document, or sequence without documents, begins before the rank's shard and "
+    "ends after it": (
+        where(spanning_lost),
+        [case_of(documents=cuts, **THREE) for cuts in ((0, 27), (2, 20, 27), None)],
     ),
     "the window is compared with the distance divided by the rate in a branch of a dilation, so that it reaches so "
     "many times as far": (

@@ -11,6 +11,7 @@ from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import in_ring_of_teams
 from ringverify.diagnosis.grids import GRIDS, as_teams_see
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.neighbours import NEIGHBOURS
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
 from ringverify.implementation import Capabilities, Implementation
@@ -70,6 +71,41 @@ def test_a_fault_of_the_ring_is_told_of_a_ring_of_teams(by, lies):
     whose += ", members lying apart" if lies == "apart" else ""
     assert f"running sums are not rescaled where the maximum grows{whose}" in told
     assert all(text.endswith(whose) for text in told)
+
+
+def to_the_next_rank(q, k, v, call):
+    """Two teams of two ranks that each have half of the heads; what comes from the other team is the next rank's."""
+    size, heads, team = 4, call.problem.hk // 2, call.rank // 2
+    every = []
+    for x in (q, k, v):
+        dist.all_gather(parts := [torch.empty_like(x) for _ in range(size)], x.contiguous(), group=call.group)
+        every.append(torch.stack([torch.cat(parts[at : at + 2], dim=1) for at in (0, 2)]))
+    out = []
+    for member in (0, 1):
+        source = (2 * team + member - 1) % size
+        own = slice(member * heads, (member + 1) * heads)
+        other = slice(source % 2 * heads, (source % 2 + 1) * heads)
+        keys, values = (torch.cat([x[team][:, :, own], x[source // 2][:, :, other]], dim=1) for x in every[1:])
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", every[0][team][:, :, own], keys)
+        out.append(torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), values))
+    rows = q.size(1)
+    return torch.cat(out, dim=2)[:, call.rank % 2 * rows :][:, :rows]
+
+
+def test_a_ring_of_teams_that_leads_to_the_next_rank_is_told():
+    """Whose block comes from its own team, or has other heads."""
+    implementation = Implementation(to_the_next_rank, "next", DECLARED)
+    scenes, _ = seen(implementation, [case_of(size=4, query_length=n, heads=2) for n in (8, 12)], gradients=False)
+    assert explaining(NEIGHBOURS, scenes) == [
+        "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
+        "next team, teams being of as many ranks as divide ranks and key heads",
+        "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
+        "next team, teams being of as many ranks as divide ranks and heads",
+        "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
+        "next team, teams being of as many ranks as the smallest divisor of their number",
+        "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
+        "next team, teams being of as many ranks as the largest divisor of their number",
+    ]
 
 
 def test_where_every_rank_is_a_team_nothing_is_tried_but_what_explains_it():

@@ -246,14 +246,14 @@ class Varying:
 
     def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
         """Return what is declared of the variants, and leaves no rank empty unless the case does."""
-        found: dict[Case, None] = {}
+        found: dict[Case, Case] = {}
         for one in variants:
             one = fitted(one, self.c)
             whole = _full(one) or not _full(case)
             if whole and one.world_size in self.sizes and why_unsupported(one, self.c) is None:
-                found[one] = None
-        found.pop(case, None)
-        return list(found)
+                found.setdefault(_in_short(one), one)
+        found.pop(_in_short(case), None)
+        return list(found.values())
 
     # -- the world and lengths -----------------------------------------------------------------------------------------
 
@@ -443,6 +443,16 @@ class Varying:
     def _more_batch(self, case: Case) -> Iterator[Case]:
         now = case.problem.batch
         return self._batches(case, (now + 1, now + 2) if now < 3 else ())
+
+
+def _in_short(case: Case) -> Case:
+    """Return a case without what follows from the rest of it: as many keys as queries, and key heads as heads."""
+    p = case.problem
+    return case.replace(
+        key_length=None if p.nk == p.nq else p.nk,
+        key_heads=None if p.hk == p.heads else p.hk,
+        value_dim=None if p.dv == p.head_dim else p.dv,
+    )
 
 
 def _full(case: Case) -> bool:
