@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -30,12 +29,6 @@ REFUTING = 4
 
 OTHERWISE = 4
 """Drawn cases without one condition, and with all others, that are run before this is said."""
-
-AT_LARGE = 12
-"""Scattered cases without one condition, and with all others, that are run before this is said."""
-
-SCATTERED = 400
-"""Cases that are scattered for it, at most."""
 
 ELSEWHERE = 2
 """Further cases that failed in which a factor is varied before it is said not to matter."""
@@ -218,7 +211,6 @@ class Exploration:
             self._drawn = drawn[4 * MIXED :]
             self._elsewhere(generous, self._told_apart(generous, pool))
             self._told_apart(generous, pool)
-            self._at_large(generous, pool)
             self.all_hold = any(self.passes(one) for one in self.varying.too_short(self.case))
         except Spent:
             return self.explanation(), False
@@ -446,22 +438,6 @@ class Exploration:
             for factor in factors:
                 if variants := [one for one in self.varying.of(base, factor) if self.met(one, explanation)]:
                     self.outcomes[factor] += self._outcome(variants[(number + 1) * 7 % len(variants)])
-
-    def _at_large(self, generous: Case, pool: Sequence[Case]) -> None:
-        """Run scattered cases that lack one condition alone, until each stood its ground against `AT_LARGE` of them."""
-        failing = [case for case, failed in self.runs.items() if failed and case.values == generous.values]
-        explanation, draw = self.explanation(), random.Random(0)
-        lacked = Counter[str]()
-        for case in itertools.islice(self.varying.scattered(failing, draw), SCATTERED):
-            missing = [one for one in explanation if not self.met(case, [one])]
-            if len(missing) != 1 or case in self.runs or lacked[missing[0].text] == AT_LARGE:
-                continue
-            if not self._beyond(case, missing[0]):
-                continue
-            lacked[missing[0].text] += 1
-            if self.failed(case, expected=False):
-                failing.append(case)
-                explanation = self._told_apart(generous, pool)
 
     def _beyond(self, case: Case, condition: Condition) -> bool:
         """Return whether a case goes far beyond a limit, if the condition is one: near it, values may hide a fault."""
