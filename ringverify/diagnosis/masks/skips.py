@@ -95,6 +95,11 @@ def after_window(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> M
     return found
 
 
+def after_either(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
+    """Return whether a key comes after a query, if there is a causal mask, and else after its window."""
+    return after(key, query, pairs, at) if pairs.problem.causal else after_window(key, query, False, pairs, at)
+
+
 def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
     if pairs.problem.documents is None:
         return None
@@ -302,6 +307,12 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
             yield (
                 f"a block is skipped if its {key} key lies after the window of the rank's {query} query",
                 functools.partial(after_window, key, query, False),
+            )
+        if (key, query) != ("first", "last"):
+            yield (
+                f"a block is skipped if its {key} key comes after the rank's {query} query under a causal mask, and "
+                "after the window of that otherwise",
+                functools.partial(after_either, key, query),
             )
         yield (
             f"a block is skipped unless its {key} key's document is that of the rank's {query} query",

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringverify.diagnosis.masks.positions import late
 from ringverify.diagnosis.masks.skips import ENDS as BOTH
-from ringverify.diagnosis.masks.skips import WHOLE, Ends, Skips, after, after_window, before_window
+from ringverify.diagnosis.masks.skips import WHOLE, Ends, Skips, after, after_either, after_window, before_window
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
@@ -144,10 +144,13 @@ SKIPPED: dict[str, Callable[[str, str], Skips]] = {
     "after its {} query, and there is a causal mask": lambda key, query: functools.partial(after, key, query),
     "before the window of its {} query": lambda key, query: functools.partial(before_window, key, query, False),
     "after the window of its {} query": lambda key, query: functools.partial(after_window, key, query, False),
+    "after its {} query under a causal mask, and after the window of that otherwise": lambda key, query: (
+        functools.partial(after_either, key, query)
+    ),
 }
 """Where a key of a tile lies that is skipped, with a place for which of its queries; the test, by the key and that."""
 
-RIGHT = dict(zip(SKIPPED, (("last", "first"), ("first", "last"), ("last", "first")), strict=True))
+RIGHT = dict(zip(SKIPPED, (("last", "first"), ("first", "last"), *[("last", "first")] * 2), strict=True))
 """Which query and which key tell rightly."""
 
 
