@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,6 +99,43 @@ for which, what in {"kv": "dk and dv", "k": "dk", "v": "dv"}.items():
             _written_over(lambda here, tile=tile: torch.arange(len(here.call.positions)) // tile, which),  # type: ignore[misc]
             tile=tile,
         )
+
+
+def _of_the_last_tile(tile: int) -> Steps:
+    """Keep of dq what the last tile of keys adds of which a query of the same tile of queries attends anything."""
+
+    def seen(here: Here, hop: int) -> Tensor:
+        """Whether each tile of a block is attended, by tile of queries, `(S / tile, T / tile)`."""
+        m = multiplicity(STEPS, here, hop, (here.rank - hop) % here.size).amax(dim=(0, 1)) > 0
+        for axis in (0, 1) if m.numel() else ():
+            m = torch.stack([part.any(dim=axis) for part in torch.split(m, tile, dim=axis)], dim=axis)
+        return m
+
+    def last(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        def kept(ds: Tensor) -> Tensor:
+            of_query, of_key = (torch.arange(n) // tile for n in ds.shape[-2:])
+            if here.replicated or not ds.numel():
+                return ds
+            later = [seen(here, other) for other in range(hop + 1, here.size)]
+            there = seen(here, hop)
+            final = torch.where(there, torch.arange(there.shape[1]), -1).amax(dim=1)
+            for one in later:
+                final = torch.where(one.any(dim=1), -1, final) if one.numel() else final
+            return ds * (of_key == final[of_query][:, None])
+
+        changed = replace(steps, dq=lambda ds, k, scale, attended: steps.dq(kept(ds), k, scale, attended))
+        return gradients(changed, here, hop, owner, rows, block)
+
+    return replace(STEPS, gradients=last)
+
+
+for tile in TILES:
+    FAULTS.cause(
+        f"dq of a tile of {tile} queries is that of the last tile of {tile} keys that it attends: nothing is added up",
+        _of_the_last_tile(tile),
+    )
 
 
 def _not_normalised(*, dv: bool, ds: bool, whole: bool) -> Steps:
@@ -256,6 +294,37 @@ def _full_lse_for_half(
     return gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
 
 
+OTHER_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the other half of its rows": lambda x: x.roll(x.size(2) // 2, dims=2),
+    "its rows in reverse": lambda x: x.flip(2),
+    "the row before": lambda x: x.roll(1, dims=2),
+    "the row after": lambda x: x.roll(-1, dims=2),
+}
+"""Rows `(B, H, S)` of a rank that stand in the place of others, in words."""
+
+
+def _of_other_rows(names: str, of: Callable[[Tensor], Tensor], *, by_whole: bool) -> Steps:
+    """Take delta (d) or lse (l) of other rows; `by_whole`: not where a causal mask spares half of a zigzag shard."""
+
+    def displaced(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        q, dout, delta, lse = rows
+        if not (by_whole and here.problem.causal and owner > here.rank):
+            delta, lse = (of(x) if name in names else x for name, x in (("d", delta), ("l", lse)))
+        return gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
+
+    return replace(STEPS, gradients=displaced)
+
+
+for (taken, called), (other_rows, rows_of), by_whole in itertools.product(
+    {"d": "delta is", "l": "lse is", "dl": "delta and lse are"}.items(), OTHER_ROWS.items(), (False, True)
+):
+    FAULTS.cause(
+        f"in the backward, a rank's {called} that of {other_rows}",
+        _of_other_rows(taken, rows_of, by_whole=by_whole),
+        more=" where all of its rows attend a block" * by_whole,
+    )
 FAULTS.add(
     "F6",
     "the half block of zigzag gets the log-sum-exps of the other half of the queries",

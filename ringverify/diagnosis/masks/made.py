@@ -15,6 +15,7 @@ from ringref import pattern
 from ringverify.diagnosis.grids import BY_HEADS
 from ringverify.diagnosis.masks.dilating import ways_to_dilate
 from ringverify.diagnosis.masks.documents import ways_to_tell_documents
+from ringverify.diagnosis.masks.halos import ways_to_fetch_halos
 from ringverify.diagnosis.masks.lengths import ways_to_take_lengths
 from ringverify.diagnosis.masks.merges import ways_to_merge
 from ringverify.diagnosis.masks.positions import (
@@ -155,6 +156,7 @@ def _made() -> Iterator[Otherwise]:
         whose = f"the causal mask is made as if the block were that of {text}"
         yield Otherwise(whose, functools.partial(_as_block, of), 1)
     yield from ways_to_lay_windows()
+    yield from ways_to_fetch_halos()
     for number in ("hop", "owner"):
         says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"
         yield Otherwise(says, functools.partial(_as_block_of_the_world, number), 0.5)

@@ -1,0 +1,179 @@
+"""Halos: a rank fetches the blocks of ranks before and after it that its queries attend: too few, or out of place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs
+from ringverify.diagnosis.scene import Counts
+
+Reach = Callable[[Pairs, int, int], int]
+"""How many blocks are fetched from one side, by the window's extent there and the rank."""
+
+
+def ways_to_fetch_halos() -> Iterator[Otherwise]:
+    """Yield masks without the keys of blocks that are not fetched, or with those of fetched ones out of place."""
+    for side, which, nearest, farthest in (("left", "before", "last", "first"), ("right", "after", "first", "last")):
+        yield Otherwise(
+            f"a rank attends only as many blocks {which} its own as {nearest} queries need, not {farthest} ones",
+            functools.partial(_too_few, functools.partial(_by_nearest_query, side), side),
+            0.5,
+        )
+    for text, reach in REACHES.items():
+        for side, which in (("left", "before"), ("right", "after")):
+            yield Otherwise(
+                f"a rank attends only as many blocks {which} its own as {text}",
+                functools.partial(_too_few, reach, side),
+                0.75,
+            )
+    for side, which in (("left", "before"), ("right", "after")):
+        yield Otherwise(
+            f"the blocks that a rank fetches from those {which} it are joined in reverse order, and taken to ascend",
+            functools.partial(_reversed, side),
+            0.75,
+        )
+    yield Otherwise(
+        "the first key that a rank has fetched is taken for the first in the window of its first query, though whole "
+        "blocks were fetched",
+        _from_the_window,
+        0.75,
+    )
+    yield Otherwise(
+        "the keys that a rank has fetched are held against key_lengths as if the first of them were the rank's own: "
+        "those that are padding then count as keys of 0",
+        _without_cleared,
+        0.75,
+        _as_zeros,
+    )
+
+
+def _extent(pairs: Pairs, side: str) -> int | None:
+    """Return how far a query's keys lie from it on one side at most; `None` if that is not bounded."""
+    left, right = pairs.problem.window or (None, None)
+    return left if side == "left" else 0 if pairs.problem.causal else right
+
+
+def _divided(up: bool, unit: Callable[[Pairs, int], int]) -> Reach:
+    """Return the extent in so many units, rounded."""
+
+    def reach(pairs: Pairs, extent: int, rank: int) -> int:
+        each = max(1, unit(pairs, rank))
+        return -(-extent // each) if up else extent // each
+
+    return reach
+
+
+def _blocks_of(pairs: Pairs, rank: int, extent: int, side: str, end: int) -> int:
+    """Return how many blocks away the farthest key lies that the first (0) or last (-1) query of a rank attends."""
+    held = pairs.keys.shards[rank]
+    if not len(held):
+        return 0
+    last = pairs.keys.total - 1
+    position = min(max(0, held[end] - extent if side == "left" else held[end] + extent), last)
+    return abs(int(pairs.keys.rank[0, position]) - rank)
+
+
+def _by_nearest_query(side: str, pairs: Pairs, extent: int, rank: int) -> int:
+    """Return how many blocks the query of any shard needs that needs the fewest in it."""
+    end = -1 if side == "left" else 0
+    return max(_blocks_of(pairs, other, extent, side, end) for other in range(pairs.size))
+
+
+REACHES: dict[str, Reach] = {
+    "the longest shard goes into the window, rounded down": _divided(False, lambda p, rank: _lengths(p).max()),
+    "the shortest shard goes into the window, rounded down": _divided(False, lambda p, rank: _lengths(p).min()),
+    "its own shard goes into the window, rounded down": _divided(False, lambda p, rank: _lengths(p)[rank]),
+    "the longest shard goes into the window, rounded up": _divided(True, lambda p, rank: _lengths(p).max()),
+    "its own shard goes into the window, rounded up": _divided(True, lambda p, rank: _lengths(p)[rank]),
+}
+"""How many blocks may be fetched, in words."""
+
+
+def _lengths(pairs: Pairs) -> Ints:
+    return np.array([len(held) for held in pairs.keys.shards])
+
+
+def _whole(pairs: Pairs) -> bool:
+    """Whether shards are pieces of the sequence, in order, and queries and keys are the same positions."""
+    p = pairs.problem
+    return pairs.case.sharding == "contiguous" and not p.diagonal and pairs.size > 1 and p.dilation is None
+
+
+def _too_few(reach: Reach, side: str, pairs: Pairs) -> Counts | None:
+    extent = _extent(pairs, side) if _whole(pairs) else None
+    if extent is None or (side == "right" and pairs.problem.causal):
+        return None
+    most = np.array([reach(pairs, extent, rank) for rank in range(pairs.size)])[pairs.queries.rank]
+    away = pairs.rank - pairs.owner if side == "left" else pairs.owner - pairs.rank
+    return np.where(away > most, 0, pairs.true)
+
+
+def _fetched(pairs: Pairs, side: str) -> int:
+    """Return how many blocks every rank fetches from one side, so that each has all that its queries attend."""
+    extent = _extent(pairs, side)
+    end = 0 if side == "left" else -1
+    whole = pairs.keys.total if extent is None else extent
+    return max(_blocks_of(pairs, rank, whole, side, end) for rank in range(pairs.size))
+
+
+def _reversed(side: str, pairs: Pairs) -> Counts | None:
+    """Return counts if the blocks of one side are joined from the nearest on, to the left, or from the farthest on."""
+    if not _whole(pairs) or pairs.size < 3:
+        return None
+    most, j = _fetched(pairs, side), np.broadcast_to(pairs.keys.p, (pairs.problem.nq, pairs.problem.nk)).copy()
+    lengths, starts = _lengths(pairs), np.concatenate([[0], np.cumsum(_lengths(pairs))])
+    for rank, queries in enumerate(pairs.queries.shards):
+        there = [rank + away if side == "right" else rank - away for away in range(1, most + 1)]
+        there = [owner for owner in there if 0 <= owner < pairs.size]
+        joined = there if side == "left" else there[::-1]
+        at = starts[min(there, default=0)]
+        for owner in joined:
+            keys = pairs.keys.shards[owner]
+            if len(queries) and len(keys):
+                j[np.ix_(queries, keys)] = at + np.arange(len(keys))
+            at += lengths[owner]
+    return pairs.counts(lambda name: (pairs.queries.p, j))
+
+
+def _first_fetched(pairs: Pairs) -> Ints:
+    """Return by query the position of the first key that its rank has fetched, `(Nq, 1)`."""
+    most, starts = _fetched(pairs, "left"), np.concatenate([[0], np.cumsum(_lengths(pairs))])
+    found: Ints = starts[np.maximum(0, pairs.queries.rank - most)]
+    return found
+
+
+def _own_first(pairs: Pairs) -> Ints:
+    starts: Ints = np.concatenate([[0], np.cumsum(_lengths(pairs))])[pairs.queries.rank]
+    return starts
+
+
+def _from_the_window(pairs: Pairs) -> Counts | None:
+    extent = _extent(pairs, "left") if _whole(pairs) else None
+    if extent is None:
+        return None
+    begins = np.maximum(0, _own_first(pairs) - extent)
+    return pairs.counts(lambda name: (pairs.queries.p, pairs.keys.p - _first_fetched(pairs) + begins))
+
+
+def _cleared(pairs: Pairs) -> Mask | None:
+    """Return which keys are taken for padding."""
+    if pairs.problem.key_lengths is None or not _whole(pairs):
+        return None
+    lengths = np.array(pairs.problem.key_lengths)[:, None, None, None]
+    found: Mask = pairs.keys.p - _first_fetched(pairs) + _own_first(pairs) >= lengths
+    return found
+
+
+def _without_cleared(pairs: Pairs) -> Counts | None:
+    cleared = _cleared(pairs)
+    return None if cleared is None else np.where(cleared, 0, pairs.true)
+
+
+def _as_zeros(pairs: Pairs) -> Counts:
+    """Return how many keys each query attends that are taken for padding, `(B, H, Nq)`."""
+    cleared = _cleared(pairs)
+    found: Counts = np.where(False if cleared is None else cleared, pairs.true, 0).sum(axis=-1)
+    return found
