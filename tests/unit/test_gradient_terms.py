@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from mechanisms import case_of as on_three
-from mechanisms import explaining, seen
+from mechanisms import explaining, library, seen
 from test_reading_results import case_of, named
 
 from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.standing import Standing
 from ringverify.faults import arithmetic
 from ringverify.faults.place import Block
-from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, sinks_backward
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, ring_of, sinks_backward
 from ringverify.implementation import Implementation
 
 pytestmark = pytest.mark.timeout(60)
@@ -144,3 +145,66 @@ def test_results_that_come_back_to_other_places_are_told():
     cases = on_three(heads=3), on_three(heads=3, query_length=9, causal=True, seed=2)
     scenes, _ = seen(Implementation(attend, "turned", EVERYTHING), cases, gradients=True)
     assert explaining(REARRANGED, scenes) == ["dk and dv that are right come back in another place: heads, backwards"]
+
+
+def by_the_last_tile(steps, here, hop, owner, rows, block):
+    """What each tile of 3 queries and 3 keys adds to dq is written, not added, in the order of hops."""
+    m, part = multiplicity(steps, here, hop, owner), STEPS.gradients(steps, here, hop, owner, rows, block)[1]
+    before = here.notes.get("dq so far", torch.zeros_like(rows[0]))
+    after = before.clone()
+    for i in range(0, m.size(2), 3):
+        for j in range(0, m.size(3), 3):
+            only = torch.zeros_like(m)
+            only[:, :, i : i + 3, j : j + 3] = m[:, :, i : i + 3, j : j + 3]
+            of_tile = replace(steps, pattern=lambda *place, only=only: only)
+            if only.any():
+                dq, _ = STEPS.gradients(of_tile, here, hop, owner, rows, block)
+                after[:, :, i : i + 3] = dq[:, :, i : i + 3]
+    here.notes["dq so far"] = after
+    return after - before, part
+
+
+def of_the_other_half(steps, here, hop, owner, rows, block):
+    """Delta of the other half of the queries, where the causal mask of a zigzag ring does not spare one."""
+    q, dout, delta, lse = rows
+    if owner <= here.rank or not here.problem.causal:
+        early, late = delta.chunk(2, dim=2)
+        delta = torch.cat((late, early), dim=2)
+    return STEPS.gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
+
+
+TOLD = {
+    "dq of a tile of 3 queries is that of the last tile of 3 keys that it attends: nothing is added up": (
+        replace(STEPS, gradients=by_the_last_tile),
+        {"query_length": 14, "causal": True},
+    ),
+    "in the backward, a rank's delta is that of the other half of its rows where all of its rows attend a block": (
+        replace(STEPS, gradients=of_the_other_half),
+        {"query_length": 12, "causal": True, "sharding": "zigzag"},
+    ),
+    "derivative of the softcap is 1 - s² of the capped score, which is not divided by the softcap": (
+        replace(STEPS, cap_slope=lambda s, softcap: 1 - s * s),
+        {"softcap": 30.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("told", TOLD)
+def test_rows_and_tiles_of_gradients_that_take_the_place_of_others_are_told(told):
+    """In several cases, whatever the number of ranks."""
+    steps, shape = TOLD[told]
+    cases = [on_three(size=size, **{"query_length": 12} | shape) for size in (2, 3)]
+    scenes, _ = seen(Implementation(ring_of(steps), "terms", NO_LSE), cases, gradients=True)
+    assert told in explaining(library(told), scenes)
+
+
+def test_a_slope_that_makes_rounding_errors_larger_may_be_the_cause_where_scores_are_far_apart():
+    """There what comes back is no number that the fault alone tells."""
+    told = list(TOLD)[-1]
+    implementation = Implementation(ring_of(TOLD[told][0]), "steep", NO_LSE)
+    plain = {"softcap": 30.0, "scale": 0.7, "query_length": 15, "heads": 6, "key_heads": 3, "head_dim": 5}
+    cases = [on_three(causal=True, values="large_scores", seed=seed, **plain) for seed in (1, 2, 3)]
+    scenes, _ = seen(implementation, cases, gradients=True)
+    (cause,) = library(told)
+    assert None in [cause.explains(scene) for scene in scenes]
+    assert all(Standing(cause, 0.0).stands(scene) for scene in scenes)

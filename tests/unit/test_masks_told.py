@@ -123,6 +123,33 @@ def spanning_lost(here, owner, i, j):
     return ~((cuts[number - 1] < i[0]) & (cuts[number] - 1 > i[-1]))
 
 
+BLOCKS_OF_LAST = {3: 0, 10: 1}
+"""How many blocks before its own the last of 9 queries needs, by the window's extent to the left."""
+
+
+def halo_too_short(here, owner, i, j):
+    """Blocks that the last query of a shard does not need are not fetched."""
+    return torch.tensor(here.rank - owner <= BLOCKS_OF_LAST[here.problem.window[0]])
+
+
+def halo_reversed(here, owner, i, j):
+    """The last of three ranks takes each of the two blocks before its own for the other."""
+    j = j + {0: 9, 1: -9}[owner] if here.rank == 2 and owner < 2 else j
+    return (j <= i) & (j >= i - here.problem.window[0])
+
+
+def halo_misnumbered(here, owner, i, j):
+    """Of one block before the own, the first key is taken for the first in a window of 3."""
+    return (j + 6 * (here.rank > 0) <= i) & (j + 6 * (here.rank > 0) >= i - 3)
+
+
+def tile_skipped_by_either(here, owner, i, j):
+    """Tiles of 2 queries and 2 keys of a shard, by their first ones."""
+    p, first, begin = here.problem, here.call.positions[torch.arange(len(i)) // 2 * 2], here.shards[owner]
+    begin = begin[torch.arange(len(begin)) // 2 * 2]
+    return begin[None] <= first[:, None] + (0 if p.causal else p.window[1])
+
+
 def window_in_steps(here, owner, i, j):
     """Of a dilation with segments of 6 and a rate of 2, and a window of 2."""
     ahead = (j - i) // 2
@@ -264,6 +291,25 @@ TOLD = {
         where(spanning_lost),
         [case_of(documents=cuts, **THREE) for cuts in ((0, 27), (2, 20, 27), None)],
     ),
+    "a rank attends only as many blocks before its own as last queries need, not first ones": (
+        where(halo_too_short),
+        [case_of(window=(left, 0), **THREE) for left in BLOCKS_OF_LAST],
+    ),
+    "the blocks that a rank fetches from those before it are joined in reverse order, and taken to ascend": (
+        by_pattern(halo_reversed),
+        [case_of(causal=True, window=(left, None), **THREE) for left in (11, 14)],
+    ),
+    "the first key that a rank has fetched is taken for the first in the window of its first query, though whole "
+    "blocks were fetched": (
+        by_pattern(halo_misnumbered),
+        [case_of(causal=True, window=(3, None), **shape) for shape in (TWO, THREE)],
+    ),
+    "a tile of 2 queries and 2 keys is skipped if its first key lies after its first query under a causal mask, and "
+    "after the window of that otherwise": (
+        where(tile_skipped_by_either),
+        [case_of(causal=True, sharding="striped", size=2, query_length=13),
+         case_of(window=(None, 1), sharding="striped", size=2, query_length=13)],
+    ),
     "the window is compared with the distance divided by the rate in a branch of a dilation, so that it reaches so "
     "many times as far": (
         by_pattern(window_in_steps),
@@ -362,6 +408,14 @@ def cleared_by_first(q, k, v, call):
     return dense(q, k, v, call, (j < lengths).expand(-1, 1, q.size(1), -1))
 
 
+def cleared_from_the_own(q, k, v, call):
+    """Keys of all ranks are held against key_lengths as if the first were the rank's own first."""
+    k, v = (torch.cat(joined(x, call), 1) for x in (k, v))
+    lengths, j = torch.tensor(call.key_lengths)[:, None], torch.arange(k.size(1))
+    k, v = (x * (j + call.positions[0] < lengths)[:, :, None, None] for x in (k, v))
+    return dense(q, k, v, call, (j < lengths)[:, None, None].expand(-1, 1, q.size(1), -1))
+
+
 def padded_in_front(q, k, v, call):
     """As many rows of each part are taken as its rank holds."""
     counts = [len(held) for held in torch.arange(call.problem.nk).tensor_split(call.world_size)]
@@ -392,6 +446,12 @@ def in_rows(q, k, v, call):
             {"world_sizes": (1,), "causal": "never", "key_lengths": True},
             [case_of(size=1, batch=2, key_lengths=lengths) for lengths in ((3, 8), (5, 12))],
             "keys and values are cleared where they are padding",
+        ),
+        (
+            cleared_from_the_own,
+            {"causal": "never", "key_lengths": True},
+            [case_of(size=size, batch=2, key_lengths=lengths) for size in (2, 3) for lengths in ((3, 8), (5, 12))],
+            "the keys that a rank has fetched are held against key_lengths as if the first of them were the rank's own",
         ),
         (
             padded_in_front,
