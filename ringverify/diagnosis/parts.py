@@ -112,6 +112,9 @@ def _parts() -> Iterator[PartOfPairs]:
         "everywhere but on a rank's own block under a causal mask": lambda pairs: (
             (pairs.hop > 0) | (not pairs.problem.causal)
         ),
+        "everywhere but on blocks of later ranks under a causal mask": lambda pairs: (
+            (pairs.owner <= pairs.rank) | (not pairs.problem.causal)
+        ),
         "at hop 1": lambda pairs: pairs.hop == 1,
         "from hop 2 on": lambda pairs: pairs.hop >= 2,
         "at the last hop": lambda pairs: (pairs.hop == pairs.size - 1) & (pairs.hop > 0),

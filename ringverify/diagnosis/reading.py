@@ -385,8 +385,9 @@ def _various(scenes: Sequence[Scene]) -> list[Scene]:
     return [scenes[number] for *_, number in sorted(places)]
 
 
-Padding = Literal["given", "zeros", "cleared"]
-"""What keys and values of padding are: as given, zeros that get no gradient, or 0 in the place of what is given."""
+Padding = Literal["given", "zeros", "cleared", "idle"]
+"""What keys and values of padding are: as given, zeros that get no gradient, or 0 in the place of what is given; as given
+too where queries in no document are 0 ("idle")."""
 
 
 def hypothesis_of(rule: Rule, when: When, padding: Padding = "given") -> Hypothesis:
@@ -410,7 +411,7 @@ def _residual(scene: Scene, rule: Rule, when: When, padding: Padding) -> float |
     none = np.zeros_like(zeros)
     of_forward = (pairs.true, none) if when == "backward" else (counts, zeros)
     of_backward = (pairs.true, none) if when == "forward" else (counts, zeros)
-    answer = _attention(scene, *of_forward, *of_backward, cleared=padding == "cleared")
+    answer = _attention(scene, *of_forward, *of_backward, padding)
     if rule.made.lse != -np.inf and when != "backward":
         gone = (counts.sum(axis=-1) + zeros == 0) & (pairs.true.sum(axis=-1) > 0)
         answer = dataclasses.replace(answer, lse=np.where(gone, rule.made.lse, answer.lse))
@@ -451,12 +452,17 @@ def unmasked(scene: Scene) -> tuple[Array, Array]:
 
 
 def _attention(
-    scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zeros: Counts, *, cleared: bool = False
+    scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zeros: Counts, padding: Padding = "given"
 ) -> Answer:
     """Return attention with these counts of keys, and of keys and values of 0, in the forward and in the backward."""
     p, x = scene.problem, finite(scene.inputs)
     s, slope = unmasked(scene)
-    if cleared:
+    if padding == "idle" and p.documents is not None:
+        i = np.arange(p.nq)
+        without = (i < p.documents[0]) | (i >= p.documents[-1])
+        s, slope = np.where(without[:, None], 0.0, s), np.where(without[:, None], 1.0, slope)
+        x = dataclasses.replace(x, q=np.where(without[:, None, None], 0.0, x.q))
+    if padding == "cleared":
         gone = pairs_of(scene).padding
         s, slope = np.where(gone, 0.0, s), np.where(gone, 1.0, slope)
         x = dataclasses.replace(x, **{n: np.where(gone[:, 0, 0, :, None, None], 0.0, getattr(x, n)) for n in "kv"})

@@ -16,6 +16,7 @@ from ringverify.diagnosis.pairs import Ints, Mask, Pairs, pairs_of
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
+from ringverify.faults.merging import TILES
 from ringverify.faults.ring import STEPS
 
 Rows = Callable[["Blocks"], Mask]
@@ -30,13 +31,14 @@ class Blocks:
         rank: `(Nq, 1)`.
         size: P.
         holds: whether each block holds any keys, `(P,)`.
+        pairs: the pairs of a query and a key.
         computed: whether a rank has to look at each block, `(Nq, P)`: it holds keys, and a causal mask does not hide
             its first key from the rank's last query.
     """
 
     def __init__(self, pairs: Pairs) -> None:
         self.of_row = np.stack([pairs.true[..., held].sum(axis=-1) for held in pairs.keys.shards], axis=-1)
-        self.rank, self.size = pairs.queries.rank, pairs.size
+        self.pairs, self.rank, self.size = pairs, pairs.queries.rank, pairs.size
         self.holds = np.array([len(held) > 0 for held in pairs.keys.shards])
         self.visited = np.zeros_like(self.of_row)
         self.computed = np.broadcast_to(self.holds, (pairs.queries.total, self.size)).copy()
@@ -65,6 +67,29 @@ class Blocks:
         return found & seen.any(axis=1)
 
 
+def _empty_in_first_tile(tile: int, of_all: bool, blocks: Blocks) -> Mask:
+    """Rows that attend nothing in the first tile of keys of which a row of their own tile attends anything.
+
+    Args:
+        tile: rows of a tile, of queries of a shard and of keys.
+        of_all: whether tiles are cut from all keys in the order of positions, instead of each block, hop by hop.
+        blocks: the blocks.
+    """
+    pairs = blocks.pairs
+    attends = pairs.true > 0
+    found = np.zeros(attends.shape[:3], dtype=bool)
+    for rank, held in enumerate(pairs.queries.shards):
+        each = [pairs.keys.shards[(rank - hop) % pairs.size] for hop in range(pairs.size)]
+        every = [np.arange(pairs.keys.total)] if of_all else each
+        tiles = [keys[at : at + tile] for keys in every for at in range(0, len(keys), tile)]
+        for at in range(0, len(held), tile):
+            rows = held[at : at + tile]
+            first = next((keys for keys in tiles if attends[:, :, rows][..., keys].any()), None)
+            if first is not None:
+                found[:, :, rows] = ~attends[:, :, rows][..., first].any(axis=-1)
+    return found
+
+
 ROWS: dict[str, Rows] = {
     "no key at all, on a rank that attends any,": lambda blocks: (
         (blocks.of_row == 0).all(axis=-1) & (blocks.visited > 0).any(axis=-1)
@@ -89,6 +114,13 @@ ROWS: dict[str, Rows] = {
     "no key of the first block that holds keys and is not hidden whole by causality": lambda blocks: (
         blocks.empty_at_first(np.arange(blocks.size), computed=True)
     ),
+    **{
+        f"no key of the first tile of {tile} keys{of_all} of which their tile of {tile} queries attends any": (
+            functools.partial(_empty_in_first_tile, tile, bool(of_all))
+        )
+        for of_all in (" of all", "")
+        for tile in TILES
+    },
     "no key of some block of which the rank attends any": lambda blocks: (
         (blocks.of_row == 0) & (blocks.visited > 0)
     ).any(axis=-1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -294,37 +293,6 @@ def _full_lse_for_half(
     return gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
 
 
-OTHER_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "the other half of its rows": lambda x: x.roll(x.size(2) // 2, dims=2),
-    "its rows in reverse": lambda x: x.flip(2),
-    "the row before": lambda x: x.roll(1, dims=2),
-    "the row after": lambda x: x.roll(-1, dims=2),
-}
-"""Rows `(B, H, S)` of a rank that stand in the place of others, in words."""
-
-
-def _of_other_rows(names: str, of: Callable[[Tensor], Tensor], *, by_whole: bool) -> Steps:
-    """Take delta (d) or lse (l) of other rows; `by_whole`: not where a causal mask spares half of a zigzag shard."""
-
-    def displaced(
-        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
-    ) -> tuple[Tensor, Block]:
-        q, dout, delta, lse = rows
-        if not (by_whole and here.problem.causal and owner > here.rank):
-            delta, lse = (of(x) if name in names else x for name, x in (("d", delta), ("l", lse)))
-        return gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
-
-    return replace(STEPS, gradients=displaced)
-
-
-for (taken, called), (other_rows, rows_of), by_whole in itertools.product(
-    {"d": "delta is", "l": "lse is", "dl": "delta and lse are"}.items(), OTHER_ROWS.items(), (False, True)
-):
-    FAULTS.cause(
-        f"in the backward, a rank's {called} that of {other_rows}",
-        _of_other_rows(taken, rows_of, by_whole=by_whole),
-        more=" where all of its rows attend a block" * by_whole,
-    )
 FAULTS.add(
     "F6",
     "the half block of zigzag gets the log-sum-exps of the other half of the queries",

@@ -553,7 +553,31 @@ FAULTS.cause(
 )
 
 
+def _in_two_bases(to_2: bool, first: Partial, second: Partial) -> Partial:
+    """Merge natural logarithms as if in base 2 (`to_2`), or ones in base 2 as if natural, with weights in their own."""
+    unit = 1.0 if to_2 else math.log(2)
+    added = torch.logaddexp2 if to_2 else torch.logaddexp
+    lse = unit * added(first.lse / unit, second.lse / unit)
+    shift = torch.where(lse == -math.inf, 0.0, lse)
+    return Partial(weight(first.lse, shift) * first.out + weight(second.lse, shift) * second.out, lse)
+
+
+for to_2, says in (
+    (False, "logaddexp, where they are logarithms in base 2"),
+    (True, "logaddexp2, where they are natural logarithms"),
+):
+    FAULTS.cause(f"log-sum-exps are merged by {says}", replace(STEPS, merge=functools.partial(_in_two_bases, to_2)))
+
+
+def _inner_first(here: Here, hop: int) -> int:
+    """The place of a block where a rank visits its neighbours, as many as the smallest divisor, before all others."""
+    inner = next((n for n in range(2, here.size + 1) if here.size % n == 0), 1)
+    (team, member), (of_team, of_member) = (divmod(rank, inner) for rank in (here.rank, (here.rank - hop) % here.size))
+    return (team - of_team) % (here.size // inner) * inner + (member - of_member) % inner
+
+
 ORDERS: dict[str, Callable[[Here, int], int]] = {
+    "that of a ring of rings": _inner_first,
     "the rank's own, the next rank's, and so on": lambda here, hop: -hop % here.size,
     "one from the left, one from the right": lambda here, hop: min(2 * hop, 2 * (here.size - hop) + 1),
     "one from the right, one from the left": lambda here, hop: min(2 * hop + 1, 2 * (here.size - hop)) if hop else 0,

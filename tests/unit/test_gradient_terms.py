@@ -164,23 +164,10 @@ def by_the_last_tile(steps, here, hop, owner, rows, block):
     return after - before, part
 
 
-def of_the_other_half(steps, here, hop, owner, rows, block):
-    """Delta of the other half of the queries, where the causal mask of a zigzag ring does not spare one."""
-    q, dout, delta, lse = rows
-    if owner <= here.rank or not here.problem.causal:
-        early, late = delta.chunk(2, dim=2)
-        delta = torch.cat((late, early), dim=2)
-    return STEPS.gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
-
-
 TOLD = {
     "dq of a tile of 3 queries is that of the last tile of 3 keys that it attends: nothing is added up": (
         replace(STEPS, gradients=by_the_last_tile),
         {"query_length": 14, "causal": True},
-    ),
-    "in the backward, a rank's delta is that of the other half of its rows where all of its rows attend a block": (
-        replace(STEPS, gradients=of_the_other_half),
-        {"query_length": 12, "causal": True, "sharding": "zigzag"},
     ),
     "derivative of the softcap is 1 - s² of the capped score, which is not divided by the softcap": (
         replace(STEPS, cap_slope=lambda s, softcap: 1 - s * s),

@@ -148,11 +148,15 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
 
 
 def _on_rank_of_keys(taken: Taken, part: PartOfPairs, terms: Terms) -> Gradients:
-    """Return what changes if something is taken of the rank's rows that holds the keys, as far as it has such."""
+    """Return what changes if something is taken of the rank's rows that holds the keys, as far as it has such.
+
+    A single row of it is taken for all.
+    """
     queries, here, found = terms.pairs.queries, part.holds(terms.pairs), Gradients()
     place, own = queries.place[:, 0], np.arange(queries.total)
     for owner, held in enumerate(queries.shards):
-        rows = np.where(place < len(held), held[np.minimum(place, len(held) - 1)], own) if len(held) else own
+        there = (place < len(held)) | (len(held) == 1)
+        rows = np.where(there, held[np.minimum(place, len(held) - 1)], own) if len(held) else own
         for name, y in taken(terms, _of_rows(rows), here & (terms.pairs.owner == owner)).items():
             found[name] = found[name] + y if name in found else y
     return found

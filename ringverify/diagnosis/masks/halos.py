@@ -83,13 +83,11 @@ def _by_nearest_query(side: str, pairs: Pairs, extent: int, rank: int) -> int:
 
 
 REACHES: dict[str, Reach] = {
-    "the longest shard goes into the window, rounded down": _divided(False, lambda p, rank: _lengths(p).max()),
     "the shortest shard goes into the window, rounded down": _divided(False, lambda p, rank: _lengths(p).min()),
     "its own shard goes into the window, rounded down": _divided(False, lambda p, rank: _lengths(p)[rank]),
-    "the longest shard goes into the window, rounded up": _divided(True, lambda p, rank: _lengths(p).max()),
     "its own shard goes into the window, rounded up": _divided(True, lambda p, rank: _lengths(p)[rank]),
 }
-"""How many blocks may be fetched, in words."""
+"""How many blocks may be fetched, in words; as many as the longest shard goes into the window are parts of a mask."""
 
 
 def _lengths(pairs: Pairs) -> Ints:

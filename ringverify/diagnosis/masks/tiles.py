@@ -105,6 +105,9 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
         for query, key in (("first", "last"), ("first", "first"), ("last", "last"), ("last", "first")):
             says = f"{tile} has no mask if its {query} query attends its {key} key"
             yield Otherwise(says, functools.partial(_by_corner, rows, columns, order, query, key), 1.25)
+        for query, (short, whole) in product(("first", "last"), SHORT.items()):
+            says = f"{tile} has no mask if its {query} query attends all of its keys{short}"
+            yield Otherwise(says, functools.partial(_by_row, rows, columns, order, query, whole), 1.25)
         for text, skips in SKIPPED.items() if order is not _by_rank else ():
             for query, key in product(BOTH, BOTH):
                 if (query, key) != RIGHT[text]:
@@ -112,6 +115,25 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
                     yield Otherwise(says, functools.partial(_skipped, rows, columns, order, skips(key, query)), 1.25)
         says = f"{tile} is skipped, or has no mask, in all batch entries as it is in the first"
         yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, order), 1)
+
+
+SHORT = {"": False, ", and it is whole": True}
+"""Whether a tile of keys may be one that is cut short, in words."""
+
+
+def _by_row(rows: int, columns: int, of_all: Order | None, query: str, whole: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without a mask in tiles of which one query attends all keys."""
+    if not pairs.present() or pairs.problem.dilation is not None or not pairs.keys.total:
+        return None
+    order, number = _tiles_of(columns, of_all, pairs.keys)
+    begins = np.flatnonzero(np.diff(number, prepend=-1))
+    lengths = np.diff(begins, append=len(number))
+    attended = np.minimum.reduceat(pairs.true[..., order] > 0, begins, axis=-1) & ((lengths == columns) | (not whole))
+    of_key = np.empty_like(order)
+    of_key[order] = number
+    at = _corners(rows, None, query, pairs.queries)
+    every: Mask = np.all(attended[:, :, at], axis=(0, 1))
+    return np.where(every[:, of_key], 1, pairs.true)
 
 
 def _tiles_of(size: int, of_all: Order | None, x: OneSide) -> tuple[Ints, Ints]:
@@ -193,6 +215,14 @@ def ways_to_pad() -> Iterator[Otherwise]:
             lambda pairs: pairs.true,
             1,
             functools.partial(_tile_padding, tile, there),
+        )
+    for tile in TILES:
+        yield Otherwise(
+            f"all keys are padded to whole tiles of {tile}, and the padding counts as keys of 0 at the positions past "
+            "the end",
+            lambda pairs: pairs.true,
+            1,
+            functools.partial(_padding_past_the_end, tile),
         )
     for tile, (where, causal_too) in product(TILES, {"": True, ", where nothing is causal": False}.items()):
         yield Otherwise(
@@ -333,6 +363,16 @@ def _padding_of_all(tile: int, causal_too: bool, pairs: Pairs) -> Counts:
     """Return how many keys of 0 there are if all keys together are padded to whole tiles, `(B, H, Nq)`."""
     lacking = -pairs.keys.total % tile if causal_too or not pairs.problem.causal else 0
     return np.full(pairs.true.shape[:3], lacking)
+
+
+def _padding_past_the_end(tile: int, pairs: Pairs) -> Counts:
+    """Return how many positions past the end each query sees that make whole tiles of all keys, `(B, H, Nq)`."""
+    end, plain = pairs.keys.total, np.zeros_like(pairs.keys.p)
+    found = np.zeros(pairs.true.shape[:3], dtype=np.int64)
+    for position in range(end, end + (-end % tile)):
+        at = pairs.queries.p, plain + position
+        found += np.asarray(pairs.counts(functools.partial(_always, at)))[..., 0]
+    return found
 
 
 def _past_mean_share(tile: int, pairs: Pairs) -> Counts:

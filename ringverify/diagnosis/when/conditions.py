@@ -436,7 +436,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "key_heads_a_rank": ("at least 2 key heads a rank, of a number that the ranks divide", "key heads+ranks", 1.5,
         lambda one: one.p.hk % one.case.world_size == 0 and one.p.hk > one.case.world_size),
     "cut_by_teams": ("a number of key heads that as many ranks as divide ranks and heads do not divide", "heads+ranks",
-        1.48, lambda one: one.p.hk % math.gcd(one.case.world_size, one.p.heads) != 0),
+        1.53, lambda one: one.p.hk % math.gcd(one.case.world_size, one.p.heads) != 0),
     "several_teams": ("at least 3 teams of as many ranks as divide ranks and key heads", "key heads+ranks", 1.5,
         lambda one: one.case.world_size // math.gcd(one.case.world_size, one.p.hk) > 2),
     "several_teams_by_heads": ("at least 3 teams of as many ranks as divide ranks and heads", "heads+ranks", 1.49,
