@@ -49,7 +49,7 @@ def of_deadlock(
         if waiting and empty and set(empty) <= set(gone) and idle:
             rank, what = failure.waits[0]
             return (
-                f"rank {ring[empty[0]]}, which {holds}, returns early and takes no part in the exchange: "
+                f"rank {ring[empty[0]]}, which {holds}, takes no part in the exchange, or not in all of it: "
                 f"rank {rank} waits for {what}"
             )
     m, queries = multiplicity(case.problem), held[0]
@@ -57,7 +57,7 @@ def of_deadlock(
     if waiting and blind and set(blind) <= set(gone):
         rank, what = failure.waits[0]
         return (
-            f"rank {ring[blind[0]]}, whose queries attend no key, returns early and takes no part in the exchange: "
+            f"rank {ring[blind[0]]}, whose queries attend no key, takes no part in the exchange, or not in all of it: "
             f"rank {rank} waits for {what}"
         )
     waits = dict(failure.waits)

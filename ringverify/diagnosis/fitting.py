@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ringverify.diagnosis.grids import GRIDS, Grid, as_teams_see
+from ringverify.diagnosis.grids import GRIDS, IN_PAIRS, Grid, as_teams_see
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.limiting import AFTER_PARTS, BLOCKS, BLOCKWISE, RANKS, Limitable, limited
 from ringverify.diagnosis.misunderstood import LAYOUT
@@ -74,7 +74,7 @@ def in_ring_of_teams(known: Sequence[Hypothesis], explaining: Sequence[Hypothesi
         scene: the case.
     """
     alike: dict[int, list[Grid]] = {}
-    for grid in GRIDS:
+    for grid in (*GRIDS, IN_PAIRS):
         alike.setdefault(id(as_teams_see(scene, grid)), []).append(grid)
     for grids in alike.values():
         there = as_teams_see(scene, grids[0])

@@ -38,11 +38,13 @@ class Grid:
         text: how many ranks are a team, to follow "teams".
         members: the same, by problem and ranks.
         apart: whether the members of a team are as far from each other as there are teams, instead of neighbours.
+        uneven: whether the last team may have fewer members.
     """
 
     text: str
     members: Callable[[Problem, int], int]
     apart: bool = False
+    uneven: bool = False
 
     @property
     def whose(self) -> str:
@@ -52,8 +54,11 @@ class Grid:
     def teams(self, case: Case) -> list[list[int]]:
         """Return the ranks of each team; one in each where every rank holds all queries, and on a cache."""
         size = case.world_size
-        count = size if case.replicated or case.apart is not None else size // self.members(case.problem, size)
-        each = size // count
+        whole = case.replicated or case.apart is not None
+        each = 1 if whole else self.members(case.problem, size)
+        if self.uneven:
+            return [list(range(at, min(at + each, size))) for at in range(0, size, each)]
+        count = size // each
         if self.apart:
             return [list(range(team, size, count)) for team in range(count)]
         return [list(range(team * each, (team + 1) * each)) for team in range(count)]
@@ -75,6 +80,9 @@ GRIDS: tuple[Grid, ...] = tuple(
 
 BY_HEADS = GRIDS[:2]
 """Teams of neighbours, as many as the number of heads allows."""
+
+IN_PAIRS = Grid("of two neighbours, of which the last may be alone", lambda p, size: 2, uneven=True)
+"""Teams of two."""
 
 
 def joined(shards: list[Positions], teams: list[list[int]]) -> list[Positions]:

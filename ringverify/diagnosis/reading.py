@@ -386,8 +386,10 @@ def _various(scenes: Sequence[Scene]) -> list[Scene]:
 
 
 Padding = Literal["given", "zeros", "cleared", "idle"]
-"""What keys and values of padding are: as given, zeros that get no gradient, or 0 in the place of what is given; as given
-too where queries in no document are 0 ("idle")."""
+"""What keys and values of padding are: as given, zeros that get no gradient, or 0 in the place of what is given.
+
+If "idle", they are as given, and queries in no document are 0.
+"""
 
 
 def hypothesis_of(rule: Rule, when: When, padding: Padding = "given") -> Hypothesis:

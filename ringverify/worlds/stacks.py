@@ -14,6 +14,8 @@ from ringverify.words import TEXT, cut
 from ringverify.worlds.exceptions import one_line, trace_of
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(_HERE.rstrip(os.sep)) + os.sep
+_RING = os.path.join(_PACKAGE, "ring") + os.sep
 _FOUND = importlib.util.find_spec("torch")
 _TORCH = os.path.dirname(_FOUND.origin if _FOUND and _FOUND.origin else "no torch is here/") + os.sep
 _THREADING = os.path.abspath(threading.__file__)
@@ -91,7 +93,8 @@ def _with_causes(error: BaseException) -> str:
 
 def line_of_user(error: BaseException) -> str | None:
     """Say at which line of the user's an error was raised, and what the line says; `None` if it was at no such line."""
-    frames = [one for one in traceback.extract_tb(trace_of(error)) if whose_file(one.filename) == "user"]
+    every = [one for one in traceback.extract_tb(trace_of(error)) if whose_file(one.filename) == "user"]
+    frames = [one for one in every if not one.filename.startswith(_PACKAGE) or one.filename.startswith(_RING)]
     if not frames or not frames[-1].line:
         return None
     last = frames[-1]

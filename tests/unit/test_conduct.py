@@ -286,7 +286,7 @@ def test_a_rank_whose_queries_attend_nothing_and_that_returns_early_is_named():
     case = Case(problem=Problem(query_length=4, key_length=2, causal=True), world_size=2)
     failure = Failure("deadlock", None, "", "", waits=((1, "a receive from rank 0, tag 0"),), returned=(0,))
     told = of_deadlock(case, dataclasses.replace(PLAIN, cross_lengths=True), failure, ())
-    assert told.startswith("rank 0, whose queries attend no key, returns early")
+    assert told.startswith("rank 0, whose queries attend no key, takes no part in")
     condition = next(
         one for one in conditions([features(case, PLAIN)], PLAIN) if "whose queries attend no key" in one.text
     )
@@ -304,7 +304,7 @@ def test_a_rank_that_returns_early_is_named_with_what_it_lacks():
     found = shown(FORWARD, attend, capabilities, examples=60)
     assert found.violation.kind == "deadlock"
     told = found.diagnosis.text
-    assert "which holds no tokens, returns early" in told or "which holds no queries, returns early" in told
+    assert "which holds no tokens, takes no part in" in told or "which holds no queries, takes no part in" in told
 
 
 def test_a_rank_that_has_gone_on_to_a_collective_is_named():

@@ -133,6 +133,23 @@ def _spanning(before: bool, after: bool, pairs: Pairs) -> Counts | None:
     return np.where(lost & (number >= 0), 0, pairs.true)
 
 
+def _until_one_is_absent(pairs: Pairs) -> Counts | None:
+    """Return counts without what shards have of documents after the first one of which they have nothing."""
+    documents = pairs.problem.documents
+    if documents is None or pairs.case.replicated:
+        return None
+    offsets = np.array(documents)
+
+    def lost(x: OneSide) -> Ints:
+        number, first = bounds(offsets, x.p), np.full(len(x.shards), len(offsets))
+        for rank, held in enumerate(x.shards):
+            there = set(bounds(offsets, held).tolist())
+            first[rank] = next((n for n in range(len(offsets) - 1) if n not in there), len(offsets))
+        return (number > first[x.rank]).astype(np.int64)
+
+    return np.where((lost(pairs.queries) > 0) | (lost(pairs.keys) > 0), 0, pairs.true)
+
+
 def ways_to_tell_documents() -> Iterator[Otherwise]:
     """Yield masks whose documents begin or end elsewhere, or that take what lies outside of all for a document."""
     yield Otherwise("the first position of each document is taken for one of the document before", document_before, 0.5)
@@ -165,6 +182,11 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
         "if that of the keys began where that of the queries does, and the other way round",
         _slices_exchanged,
         1.25,
+    )
+    yield Otherwise(
+        "what a rank has of documents after the first one of which it has nothing is left out, of queries and keys",
+        _until_one_is_absent,
+        0.5,
     )
     for before, after, which in (
         (True, True, "begins before the rank's shard and ends after it"),

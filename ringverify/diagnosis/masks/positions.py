@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
-from ringverify.diagnosis.grids import BY_HEADS, Grid
+from ringverify.diagnosis.grids import BY_HEADS, IN_PAIRS, Grid, joined
 from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, Rows, side
 from ringverify.diagnosis.scene import Counts
@@ -118,6 +118,17 @@ def _of_transposed(grid: Grid, pairs: Pairs, x: OneSide) -> Ints:
     return found.reshape(x.p.shape)
 
 
+def _of_team(grid: Grid, pairs: Pairs, x: OneSide) -> Ints:
+    """Positions counted from the beginning of what a team holds."""
+    teams = grid.teams(pairs.case)
+    if len(x.shards) != pairs.size:
+        return x.p
+    found = np.arange(x.total)
+    for held in joined(x.shards, teams):
+        found[held] = np.arange(len(held))
+    return found.reshape(x.p.shape)
+
+
 def of_world(pairs: Pairs, x: OneSide, *, first: bool = False) -> Ints:
     """Positions as if the rank in the world, or that less the first one of the ring, were the rank in the ring."""
     g: Ints = pairs.ring[x.rank] - first * pairs.ring[0]
@@ -134,6 +145,10 @@ POSITIONS: dict[str, At] = {
     ),
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
+    **{
+        f"counted from the beginning of what a team holds, teams being {grid.text}": functools.partial(_of_team, grid)
+        for grid in (*BY_HEADS, IN_PAIRS)
+    },
     "counted on from the shard's first one": lambda pairs, x: x.at(x.rank, 0 * x.place) + x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,

@@ -95,9 +95,12 @@ def after_window(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> M
     return found
 
 
-def after_either(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
-    """Return whether a key comes after a query, if there is a causal mask, and else after its window."""
-    return after(key, query, pairs, at) if pairs.problem.causal else after_window(key, query, False, pairs, at)
+def after_either(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    """Return whether a key comes after a query, or is level with it, by a causal mask; by a window otherwise."""
+    if not pairs.problem.causal:
+        return after_window(key, query, level, pairs, at)
+    found: Mask = at.keys[key] > at.queries[query] - level
+    return found
 
 
 def _of_another_document(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
@@ -312,7 +315,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
             yield (
                 f"a block is skipped if its {key} key comes after the rank's {query} query under a causal mask, and "
                 "after the window of that otherwise",
-                functools.partial(after_either, key, query),
+                functools.partial(after_either, key, query, False),
             )
         yield (
             f"a block is skipped unless its {key} key's document is that of the rank's {query} query",
@@ -336,6 +339,11 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         functools.partial(after_window, "first", "last", True),
     )
     yield "a block is skipped under a causal mask if its first key is level with the rank's last query", _level
+    yield (
+        "a block is skipped if its first key is the last that the rank's last query may attend, by a causal mask or by "
+        "the window otherwise",
+        functools.partial(after_either, "first", "last", True),
+    )
     yield "a block is skipped if its last key is padding", _padded_at_its_end
     yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none

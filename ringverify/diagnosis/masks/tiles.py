@@ -167,7 +167,7 @@ SKIPPED: dict[str, Callable[[str, str], Skips]] = {
     "before the window of its {} query": lambda key, query: functools.partial(before_window, key, query, False),
     "after the window of its {} query": lambda key, query: functools.partial(after_window, key, query, False),
     "after its {} query under a causal mask, and after the window of that otherwise": lambda key, query: (
-        functools.partial(after_either, key, query)
+        functools.partial(after_either, key, query, False)
     ),
 }
 """Where a key of a tile lies that is skipped, with a place for which of its queries; the test, by the key and that."""
