@@ -207,7 +207,7 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     def alone(factor: str, field: str) -> list[Case]:
         """The variant in which nothing else is changed, if there is one: what else is may be why it passes."""
         free = {field, TIED.get(field), *(one for one, other in TIED.items() if other == field)}
-        return [one for one in variants(factor)[:1] if differing(earlier, one).keys() <= free]
+        return [one for one in variants(factor) if differing(earlier, one).keys() <= free][:1]
 
     alike = list[str]()
     for factor, field in KEPT_BY.items():

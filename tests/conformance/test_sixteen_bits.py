@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import sixteen_bits
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.check.searching import Hunt
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.precision import errs_as_declared
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(120)
@@ -31,6 +34,16 @@ def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
         progress=lambda done: None,
         shrinking=False,
     )
+
+
+def test_mean_errors_are_judged_of_what_came_back():
+    """A call on a cache has no gradients, though they are declared."""
+    capabilities = sixteen_bits.sdpa.capabilities
+    case = Case(problem=Problem(query_length=24, head_dim=8, dtype="bfloat16"), world_size=2, values="normal")
+    seen = Runner(sixteen_bits.sdpa, SimulatedWorld()).run(case, gradients=False)
+    assert capabilities.gradients
+    assert seen.ranks[0].dq is None
+    assert errs_as_declared([(case, seen)], capabilities)
 
 
 @pytest.mark.parametrize("property", ["gradients", "precision", "overflow"])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, library, seen
+from mechanisms import case_of, explaining, library, seen
 
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.implementation import Capabilities, Implementation
@@ -84,6 +84,34 @@ def test_sums_over_tiles_of_all_keys_are_told():
     assert all(cause.explains(scene) is not None for scene in scenes)
     right, _ = seen(gathered(rescaled=True), cases, gradients=False)
     assert not any(wrong_tensors(scene) for scene in right)
+
+
+def merged_in_two_bases(q, k, v, call):
+    """Log-sum-exps of blocks, in base 2, are merged by logaddexp."""
+    keys, values = ([torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v))
+    dist.all_gather(keys, k.contiguous(), group=call.group)
+    dist.all_gather(values, v.contiguous(), group=call.group)
+    out = lse = None
+    for hop in range(call.world_size):
+        owner = (call.rank - hop) % call.world_size
+        s = call.scale / math.log(2) * torch.einsum("bqhd,bkhd->bhqk", q, keys[owner])
+        of_block = s.exp2().sum(-1).log2()
+        part = torch.einsum("bhqk,bkhd->bhqd", (s - of_block[..., None]).exp2(), values[owner])
+        if out is None:
+            out, lse = part, of_block
+        else:
+            both = torch.logaddexp(lse, of_block)
+            out = out * (lse - both).exp2()[..., None] + part * (of_block - both).exp2()[..., None]
+            lse = both
+    return out.transpose(1, 2)
+
+
+def test_a_merge_of_logarithms_in_another_base_is_told():
+    """Weights are powers of the right base, and do not add up to 1."""
+    implementation = Implementation(merged_in_two_bases, "merged", DECLARED)
+    scenes, _ = seen(implementation, [case_of(size=size, query_length=6 * size) for size in (2, 3)], gradients=False)
+    words = "log-sum-exps are merged by logaddexp, where they are logarithms in base 2"
+    assert words in explaining(library(words), scenes)
 
 
 @pytest.mark.parametrize("words", WRONG)

@@ -35,7 +35,7 @@ from ringverify.properties.incremental import INCREMENTAL
 from ringverify.properties.property import Violation
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.uninitialised import UNINITIALISED
-from ringverify.properties.values import FORWARD, LSE
+from ringverify.properties.values import FORWARD, GRADIENTS_OF_OUT, LSE
 from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
 from ringverify.targets import load
 from ringverify.worlds.simulated import SimulatedWorld
@@ -412,6 +412,24 @@ def test_what_raises_has_the_line_that_raised_for_its_cause():
     assert line == "`torch.empty(call.problem.nk // call.world_size).copy_(torch.empty(k.size(1)))`"
 
 
+def test_what_torch_raises_of_a_gradient_has_no_line_of_the_users():
+    """It is found where gradients are asked for, which is no line of theirs."""
+
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad[:, :0]
+
+    declared = dataclasses.replace(PLAIN, gradients=True, window=False)
+    found = shown(GRADIENTS_OF_OUT, lambda q, k, v, call: plain(Cut.apply(q), k, v, call), declared)
+    assert found.violation.kind == "raised"
+    assert found.violation.failure.line is None
+
+
 def test_what_raises_is_explained_by_wrong_numbers_of_a_case_like_it():
     """A block that is taken for another rank's: it does not fit where shards differ, and has wrong positions else."""
 
@@ -518,6 +536,33 @@ def test_an_input_that_is_scaled_in_place_is_told_with_its_factor(change, says):
     assert "changed its input q" in found.violation.summary
     assert "float32" in found.needs.requires
     assert found.diagnosis.text is None if says is None else found.diagnosis.text.startswith(says)
+
+
+def test_documents_that_are_kept_by_their_number_are_told_so(monkeypatch):
+    """An earlier call with one more of them, which is empty, lets the later one pass."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        documents = call.documents
+        if documents is not None:
+            documents = kept.setdefault((call.rank, call.problem.nq, len(documents)), documents)
+        told = call.problem.replace(documents=documents)
+        return plain(q, k, v, dataclasses.replace(call, problem=told))
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(following, "afresh", afresh)
+    runner = Runner(Implementation(attend, "subject", dataclasses.replace(PLAIN, documents=True)), SimulatedWorld())
+    late = Case(problem=Problem(query_length=8, documents=(0, 3, 8)), world_size=2)
+    early = late.replace(documents=(0, 6, 8))
+    needs, _ = of_state(("documents",))
+    told = Needed(requires=(needs,), irrelevant=(), complete=True)
+    violation = afresh(FORWARD, runner, [early, late]).violation
+    found = Counterexample(late, violation, "", late, 0, True, True, (early,), needs=told)
+    (said,) = following.with_what_is_alike(FORWARD, runner, found).requires
+    assert said == f"{needs} and the same length and number of documents"
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,30 @@ def tile_skipped_by_either(here, owner, i, j):
     return begin[None] <= first[:, None] + (0 if p.causal else p.window[1])
 
 
+def tile_full_by_its_first(here, owner, i, j):
+    """Tiles of 2 queries of a shard and 2 keys of all, under a causal mask and a window of 2."""
+    first, begin = here.call.positions[torch.arange(len(i)) // 2 * 2][:, None], j // 2 * 2
+    full = begin + 1 <= torch.minimum(first, torch.tensor(here.problem.nk - 1))
+    full = full & (begin >= first - 2)
+    return full | ((j <= i) & (j >= i - 2))
+
+
+def block_level_skipped(here, owner, i, j):
+    """Of which the first key is the last that the rank's last query may attend."""
+    right = 0 if here.problem.causal else here.problem.window[1]
+    return here.shards[owner][0] != here.call.positions[-1] + right
+
+
+def after_an_absent_document(here, owner, i, j):
+    """Only rank 0 has any of the first document, and none has an empty one."""
+    return torch.tensor(here.rank == owner == 0)
+
+
+def lengths_in_pairs(here, owner, i, j):
+    """Positions of keys counted from the first of two neighbours on."""
+    return j - here.shards[owner // 2 * 2][0] < torch.tensor(here.problem.key_lengths)[:, None, None, None]
+
+
 def window_in_steps(here, owner, i, j):
     """Of a dilation with segments of 6 and a rate of 2, and a window of 2."""
     ahead = (j - i) // 2
@@ -291,6 +315,25 @@ TOLD = {
         where(spanning_lost),
         [case_of(documents=cuts, **THREE) for cuts in ((0, 27), (2, 20, 27), None)],
     ),
+    "a tile of 2 queries and 2 keys, cut from all keys in the order of positions, has no mask if its first query "
+    "attends all of its keys": (
+        by_pattern(tile_full_by_its_first),
+        [case_of(causal=True, window=(2, None), size=size, query_length=8 * size) for size in (1, 2)],
+    ),
+    "a block is skipped if its first key is the last that the rank's last query may attend, by a causal mask or by the "
+    "window otherwise": (
+        where(block_level_skipped),
+        [case_of(window=(None, 1), **TWO), case_of(causal=True, size=3, query_length=3)],
+    ),
+    "what a rank has of documents after the first one of which it has nothing is left out, of queries and keys": (
+        where(after_an_absent_document),
+        [case_of(documents=cuts, **THREE) for cuts in ((0, 5, 27), (0, 3, 27))],
+    ),
+    "key_lengths are compared with queries and keys at positions counted from the beginning of what a team holds, "
+    "teams being of two neighbours, of which the last may be alone": (
+        by_pattern(lengths_in_pairs),
+        [case_of(batch=2, key_lengths=(7, 20), size=size, query_length=9 * size) for size in (3, 4)],
+    ),
     "a rank attends only as many blocks before its own as last queries need, not first ones": (
         where(halo_too_short),
         [case_of(window=(left, 0), **THREE) for left in BLOCKS_OF_LAST],
@@ -416,6 +459,13 @@ def cleared_from_the_own(q, k, v, call):
     return dense(q, k, v, call, (j < lengths)[:, None, None].expand(-1, 1, q.size(1), -1))
 
 
+def padded_past_the_end(q, k, v, call):
+    """All keys are filled up to whole tiles of 4, and a window sees what lies past the end."""
+    n = k.size(1)
+    k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -n % 4)) for x in (k, v))
+    return dense(q, k, v, call, torch.arange(k.size(1)) <= call.positions[:, None] + call.window[1])
+
+
 def padded_in_front(q, k, v, call):
     """As many rows of each part are taken as its rank holds."""
     counts = [len(held) for held in torch.arange(call.problem.nk).tensor_split(call.world_size)]
@@ -452,6 +502,12 @@ def in_rows(q, k, v, call):
             {"causal": "never", "key_lengths": True},
             [case_of(size=size, batch=2, key_lengths=lengths) for size in (2, 3) for lengths in ((3, 8), (5, 12))],
             "the keys that a rank has fetched are held against key_lengths as if the first of them were the rank's own",
+        ),
+        (
+            padded_past_the_end,
+            {"world_sizes": (1,), "causal": "never", "window": True},
+            [case_of(size=1, query_length=n, window=(None, right)) for n, right in ((10, 1), (5, 2))],
+            "all keys are padded to whole tiles of 4, and the padding counts as keys of 0 at the positions past the",
         ),
         (
             padded_in_front,

@@ -2065,3 +2065,27 @@ def test_tiles_of_pages_that_are_skipped_by_their_last_position_are_told():
     assert found[0] == (
         "a tile of 3 keys of a shard is skipped if its last one lies before the window of the rank's first query"
     )
+
+
+def test_rows_that_the_first_tile_leaves_empty_are_told():
+    """Of 3 queries of a shard, and 3 keys of all, of which one of the queries attends any."""
+
+    def attend(q, k, v, call):
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        i, j = torch.arange(q.size(1))[:, None], torch.arange(k.size(1))[None]
+        mask = (j <= i) & (j >= i - call.window[0])
+        out = (s.masked_fill(~mask, -math.inf)).softmax(-1) @ v.transpose(1, 2)
+        for at in range(0, q.size(1), 3):
+            rows = mask[at : at + 3]
+            begin = next(begin for begin in range(0, k.size(1), 3) if rows[:, begin : begin + 3].any())
+            out[:, :, at : at + 3][:, :, ~rows[:, begin : begin + 3].any(1)] = math.nan
+        return out.transpose(1, 2)
+
+    declared = Capabilities(world_sizes=(1,), causal="always", window=True, gradients=False, lse=False)
+    cases = [case_of(causal=True, size=1, query_length=n, window=(1, None)) for n in (11, 8)]
+    scenes, _ = seen(Implementation(attend, "tiles", declared), cases, gradients=False)
+    assert explaining(undefined.hypotheses(scenes), scenes) == [
+        f"rows that attend no key of the first tile of 3 keys{of_all} of which their tile of 3 queries attends any are "
+        "NaN: -inf - (-inf) is not guarded"
+        for of_all in (" of all", "")
+    ]

@@ -9,7 +9,7 @@ from mechanisms import case_of, explaining, seen
 
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import in_ring_of_teams
-from ringverify.diagnosis.grids import GRIDS, as_teams_see
+from ringverify.diagnosis.grids import GRIDS, IN_PAIRS, as_teams_see
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.neighbours import NEIGHBOURS
 from ringverify.diagnosis.where import wrong_tensors
@@ -106,6 +106,14 @@ def test_a_ring_of_teams_that_leads_to_the_next_rank_is_told():
         "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
         "next team, teams being of as many ranks as the largest divisor of their number",
     ]
+
+
+def test_of_an_odd_number_of_ranks_the_last_is_a_team_by_itself():
+    """Its ring has as many ranks as there are pairs, the last of which holds less."""
+    case = case_of(size=5, query_length=12)
+    assert IN_PAIRS.teams(case) == [[0, 1], [2, 3], [4]]
+    ((scene,), _) = seen(hybrid(lambda call: 1, LIES["apart"]), [case], gradients=False)
+    assert [len(held) for held in as_teams_see(scene, IN_PAIRS).shards[1]] == [6, 4, 2]
 
 
 def test_where_every_rank_is_a_team_nothing_is_tried_but_what_explains_it():
