@@ -105,7 +105,7 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
         for query, key in (("first", "last"), ("first", "first"), ("last", "last"), ("last", "first")):
             says = f"{tile} has no mask if its {query} query attends its {key} key"
             yield Otherwise(says, functools.partial(_by_corner, rows, columns, order, query, key), 1.25)
-        for query, (short, whole) in product(("first", "last"), SHORT.items()):
+        for query, (short, whole) in product(BOTH, SHORT.items()) if rows == columns else ():
             says = f"{tile} has no mask if its {query} query attends all of its keys{short}"
             yield Otherwise(says, functools.partial(_by_row, rows, columns, order, query, whole), 1.25)
         for text, skips in SKIPPED.items() if order is not _by_rank else ():
