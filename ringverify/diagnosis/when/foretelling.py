@@ -33,8 +33,8 @@ CHECKED = 60
 FEWEST = 12
 """The same where time is short."""
 
-FURTHER = 200
-"""Cases that are judged by a cause, at most."""
+FURTHER = 400
+"""Cases that may be judged by a cause, at most: those that say nothing new are not."""
 
 RUNS = 60
 """Further runs, at most, for cases where the cause contradicts what was said."""
@@ -193,16 +193,13 @@ def held_against(
             if left() <= soon:
                 break
             case = case if gradients else case.replace(cotangent=x.case.cotangent)  # which is no matter then
-            fails, met = foretells(case), x.met(case, explanation)
+            met = x.met(case, explanation)
+            if met and len(exceptions) == MOST:
+                continue
+            fails = foretells(case)
             if fails and not met and x.failed(case, expected=False):
                 explanation = x.explanation()
-            elif (
-                fails is False
-                and met
-                and len(exceptions) < MOST
-                and _steadily(foretells, case)
-                and x.passes_or_may(case)
-            ):
+            elif fails is False and met and _steadily(foretells, case) and x.passes_or_may(case):
                 exceptions.append(case)
             if fails:
                 failing.append(case)
@@ -249,9 +246,10 @@ def _without_a_limit(
 ) -> Case | None:
     """Return a case that fails by its cause though a number is below a limit that was said; `None` if none is found.
 
-    Such a limit often stands for a relation with a length, a segment or a tile, and a smaller one does with others.
+    Such a limit often stands for a relation with a length, a segment or a tile, and a smaller one does with others. So
+    does what is said of lengths in other words.
     """
-    for condition in (one for one in explanation if one.limit):
+    for condition in (one for one in explanation if one.limit or "length" in one.factors):
         others, below = [one for one in explanation if one is not condition], 0
         for case in _beyond(x, condition, draw.sample(failing, len(failing))):
             if below == BELOW or x.left() <= until:

@@ -208,6 +208,10 @@ class Varying:
             one = draw.choice(cases)
             if draw.random() < BARE:
                 one = self.without(one, MASKS) or one
+            nq, nk = (draw.randint(1, SHORT) for _ in range(2))
+            if draw.random() < SHORTENED:
+                longer = _stretched(one, nq, nk if self.c.cross_lengths else nq)
+                one = next(iter(self._allowed(one, longer)), one)
             masks, rest, cotangent = (draw.sample(some, draw.randint(0, most)) for some, most in SCATTERED)
             for factor in (*masks, *rest, *cotangent):
                 one = draw.choice([one, *self.of(one, factor)])
@@ -227,9 +231,7 @@ class Varying:
                 one = next(iter(self._allowed(one, found)), one)
             if one.problem.softcap is not None:
                 one = next(_with(one, softcap=draw.choice(CAPS)))
-            nq, nk = (draw.randint(1, SHORT) for _ in range(2))
-            longer = _stretched(one, nq, nk if self.c.cross_lengths else nq)
-            yield next(iter(self._allowed(one, longer)), one) if draw.random() < SHORTENED else one
+            yield one
 
     def too_short(self, case: Case) -> list[Case]:
         """Return a case with so few positions that a rank holds nothing, if that is declared and the case has more."""
