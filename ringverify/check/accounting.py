@@ -201,7 +201,10 @@ class Account:
         return conduct or self._likewise(there, needs) or of_messages(violation.failure)
 
     def _likewise(self, there: Runner, needs: Needs | None) -> str | None:
-        """Return the cause of wrong numbers in a case like this one, which has none."""
+        """Return the cause of wrong numbers in a case like this one, which has none, unless a contract is broken."""
+        failure = self._violation.failure
+        if failure is not None and failure.rule is not None:
+            return None
         seconds = min(LIKEWISE_SECONDS, math.inf if self._late is None else self._late - time.monotonic())
         left = WorkLimit(seconds, lambda: there.world.processes, wall=WALL * seconds).left
         found = explained_likewise(there, self._case, needs, self._known, left)

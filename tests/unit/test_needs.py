@@ -481,3 +481,21 @@ def test_a_failure_that_does_not_repeat_is_varied_too():
     seen = hunt(FORWARD, runner, examples=40, seed=0, progress=lambda number: None).counterexample
     assert not seen.repeats
     assert "at least 2 heads" in seen.needs.requires
+
+
+def test_cases_in_sixteen_bits_that_pass_on_one_rank_count_though_each_may_hide_an_error():
+    """One alone proves nothing where the errors that fail are hardly larger than what is allowed."""
+    doubtful = set()
+
+    def fails(case):
+        if case.problem.dtype != "bfloat16":
+            return False
+        if case.world_size > 1:
+            return True
+        doubtful.add(case)
+        return None
+
+    capabilities = dataclasses.replace(TOKENS, dtypes=("float32", "bfloat16"))
+    case = Case(problem=Problem(query_length=4, dtype="bfloat16"), world_size=2)
+    told = needs(case, fails, capabilities, doubtful=doubtful)
+    assert {one.text for one in told.requires} == {"a 16-bit dtype", "at least 2 ranks"}

@@ -122,5 +122,6 @@ def test_where_every_rank_is_a_team_nothing_is_tried_but_what_explains_it():
     (alone, one_team), _ = seen(hybrid(lambda call: 1, LIES["apart"]), cases, gradients=False)
     assert {as_teams_see(alone, grid).size for grid in GRIDS} == {1, 3}
     right = Hypothesis("all is right", STEPS)
-    assert {one.says for alike in in_ring_of_teams(HYPOTHESES, [right], alone) for one in alike} == {right.says}
+    told = [one for alike in in_ring_of_teams(HYPOTHESES, [right], alone) for one in alike]
+    assert {one.says for one in told if not one.more.endswith(IN_PAIRS.whose)} == {right.says}
     assert not list(in_ring_of_teams(HYPOTHESES, [right], one_team))

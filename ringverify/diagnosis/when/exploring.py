@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from ringverify.cases.case import Case, sharding_names
 from ringverify.cases.inputs import has_ordinary_sinks
 from ringverify.diagnosis.when.board import Board
-from ringverify.diagnosis.when.conditions import ELSEWISE, MASKS, Condition, features
+from ringverify.diagnosis.when.conditions import ELSEWISE, HALF, MASKS, Condition, features
 from ringverify.diagnosis.when.scores import FAR, FAR_OFF, meets, of_scores
 from ringverify.diagnosis.when.varying import FIELDS, Varying
 
@@ -29,6 +29,9 @@ REFUTING = 4
 
 OTHERWISE = 4
 """Drawn cases without one condition, and with all others, that are run before this is said."""
+
+ALONE = 6
+"""Cases in 16 bits that have to pass on one rank before it counts that they do, where each alone may hide an error."""
 
 ELSEWHERE = 2
 """Further cases that failed in which a factor is varied before it is said not to matter."""
@@ -211,6 +214,8 @@ class Exploration:
             self._drawn = drawn[4 * MIXED :]
             self._elsewhere(generous, self._told_apart(generous, pool))
             self._told_apart(generous, pool)
+            if self._acquitted_alone():
+                self._told_apart(generous, pool)
             self.all_hold = any(self.passes(one) for one in self.varying.too_short(self.case))
         except Spent:
             return self.explanation(), False
@@ -310,6 +315,19 @@ class Exploration:
         """Note that a case passes of which a run left it in doubt, as is known from its cause."""
         if self.failed(case) is None and case in self._doubtful:
             self.runs[case] = False
+
+    def _acquitted_alone(self) -> bool:
+        """Return whether 16-bit cases pass on one rank of which each alone is in doubt: of so many, one would fail."""
+        if self.case.problem.dtype not in HALF or self.case.world_size == 1:
+            return False
+        failing = [case for case, failed in self.runs.items() if failed and case.problem.dtype in HALF]
+        alone = dict.fromkeys(one for base in failing for one in self.varying.of(base, "ranks") if one.world_size == 1)
+        asked = list(alone)[:ALONE]
+        if len(asked) < ALONE or any(self.failed(one) for one in asked):
+            return False
+        doubted = [one for one in asked if one in self._doubtful]
+        self.runs |= dict.fromkeys(doubted, False)
+        return bool(doubted)
 
     def passes_or_may(self, case: Case) -> bool:
         """Return whether a case passes with its own seed, or a run leaves it in doubt."""
