@@ -173,9 +173,16 @@ class Account:
         elif seen is None and violation.kind in TELLING and (there := self._simulated()) is not None:
             seen = self._seen_by_watching(there, needs)
         seen = seen or (None if needs is None else of_group(needs, violation.failure))
-        if seen is None and violation.failure is not None and violation.failure.line is not None:
-            return f"raised {violation.failure.line}"
-        return seen
+        return seen or self._of_raising()
+
+    def _of_raising(self) -> str | None:
+        """Return which line of the user's raised; where it was none, it was autograd that raised."""
+        failure = self._violation.failure
+        if failure is None or failure.kind != "raised" or failure.exception is None or failure.rule is not None:
+            return None
+        if failure.line is not None:
+            return f"raised {failure.line}"
+        return None if self._runner.world.name == "external" else "autograd refuses what a backward returns"
 
     def _left_by_earlier_call(self, place: int) -> str | None:
         call = self._case.calls[place]

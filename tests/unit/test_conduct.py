@@ -422,12 +422,13 @@ def test_what_torch_raises_of_a_gradient_has_no_line_of_the_users():
 
         @staticmethod
         def backward(ctx, grad):
-            return grad[:, :0]
+            return grad.flatten()
 
     declared = dataclasses.replace(PLAIN, gradients=True, window=False)
     found = shown(GRADIENTS_OF_OUT, lambda q, k, v, call: plain(Cut.apply(q), k, v, call), declared)
     assert found.violation.kind == "raised"
     assert found.violation.failure.line is None
+    assert found.diagnosis.text == "autograd refuses what a backward returns"
 
 
 def test_what_raises_is_explained_by_wrong_numbers_of_a_case_like_it():
