@@ -113,7 +113,17 @@ def _rounded_partial(steps: Steps, here: Here, hop: int, owner: int, q: torch.Te
     return Partial(*(rounded(here, x) for x in STEPS.attend(steps, here, hop, owner, q, block)))
 
 
+def _rounded_products(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    plain = replace(steps, scores=lambda q, k, scale: rounded(here, steps.scores(q, k, 1.0)) * scale)
+    return STEPS.capped(plain, here, q, k)
+
+
 _ROUNDING += [
+    (
+        "products of queries and keys are rounded to the input dtype before they are scaled",
+        replace(STEPS, capped=_rounded_products),
+        (),
+    ),
     (
         "each block's out and lse are rounded to the input dtype before they are merged",
         replace(STEPS, attend=_rounded_partial),

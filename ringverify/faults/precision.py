@@ -61,17 +61,6 @@ FAULTS.add(
 )
 
 
-def _rounded_products(steps: Steps, here: Here, q: Tensor, k: Tensor) -> Tensor:
-    plain = replace(steps, scores=lambda q, k, scale: rounded(here, steps.scores(q, k, 1.0)) * scale)
-    return STEPS.capped(plain, here, q, k)
-
-
-FAULTS.cause(
-    "products of queries and keys are rounded to the input dtype before they are scaled",
-    replace(STEPS, capped=_rounded_products),
-)
-
-
 def _scaled_before_the_cast(steps: Steps, here: Here, q: Tensor, k: Tensor) -> Tensor:
     return STEPS.capped(replace(steps, scale=lambda here: 1.0), here, rounded(here, q * steps.scale(here)), k)
 

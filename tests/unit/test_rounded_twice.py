@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import torch
 from mechanisms import case_of, explaining, seen
 
 from ringverify.diagnosis.rounding_digits import ROUNDED, TWICE, rounding
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
-from ringverify.implementation import Implementation
+from ringverify.implementation import Capabilities, Implementation
 
 CASES = [case_of(size=size, query_length=6 * size, head_dim=8, dtype="bfloat16", seed=size) for size in (2, 3)]
 
@@ -37,6 +38,24 @@ def test_a_rounding_of_the_forward_is_told_whatever_the_backward_rounds():
     both = replace(of(OUT), add_dq=of(DQ).add_dq)
     scenes, _ = seen(Implementation(ring_of(both), "forward", EVERYTHING), CASES, gradients=True)
     assert OUT in explaining(ROUNDED, scenes)
+
+
+def in_halves(q, k, v, call):
+    """Queries meet keys in 16 bits, and what comes of it is scaled in 32."""
+    s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k).float()
+    lse = s.logsumexp(-1)
+    out = torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v.float())
+    return out.to(q.dtype), lse
+
+
+def test_products_that_are_rounded_before_they_are_scaled_are_told():
+    """They are larger than scores, by the root of the head dimension."""
+    declared = Capabilities(world_sizes=(1,), dtypes=("bfloat16",), causal="never", lse=True, gradients=False)
+    cases = [case_of(size=1, query_length=n, head_dim=8, dtype="bfloat16", seed=n) for n in (6, 9)]
+    scenes, _ = seen(Implementation(in_halves, "halves", declared), cases, gradients=False)
+    assert "products of queries and keys are rounded to the input dtype before they are scaled" in explaining(
+        ROUNDED, scenes
+    )
 
 
 def test_of_right_digits_nothing_is_said():
