@@ -176,13 +176,10 @@ class Account:
         return seen or self._of_raising()
 
     def _of_raising(self) -> str | None:
-        """Return which line of the user's raised; where it was none, it was autograd that raised."""
+        """Return what raised: a line of the user's, or autograd."""
         failure = self._violation.failure
-        if failure is None or failure.kind != "raised" or failure.exception is None or failure.rule is not None:
-            return None
-        if failure.line is not None:
-            return f"raised {failure.line}"
-        return None if self._runner.world.name == "external" else "autograd refuses what a backward returns"
+        told = failure is not None and failure.line is not None and failure.limit is None
+        return f"raised {failure.line}" if told and failure is not None else None
 
     def _left_by_earlier_call(self, place: int) -> str | None:
         call = self._case.calls[place]

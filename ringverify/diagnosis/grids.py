@@ -18,11 +18,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.scene import Array, Scene
-
-
-def smallest_divisor(n: int) -> int:
-    """Return the smallest divisor of a number but 1, which is 1 itself if there is none."""
-    return next((m for m in range(2, n + 1) if n % m == 0), 1)
+from ringverify.faults.place import smallest_divisor
 
 
 def largest_divisor(n: int) -> int:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from ringref import pattern
 from ringref.sharding import Positions, pieces
-from ringverify.diagnosis.grids import Grid, joined, largest_divisor, smallest_divisor
+from ringverify.diagnosis.grids import Grid, joined, largest_divisor
 from ringverify.diagnosis.scene import Counts, Scene
+from ringverify.faults.place import smallest_divisor
 
 Ints = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import weight
 from ringverify.faults.fault import Faults
-from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.place import Block, Here, Partial, smallest_divisor
 from ringverify.faults.ring import STEPS, Steps, Times, Visit, multiplicity, together
 
 Tensor = torch.Tensor
@@ -571,7 +571,7 @@ for to_2, says in (
 
 def _inner_first(here: Here, hop: int) -> int:
     """The place of a block where a rank visits its neighbours, as many as the smallest divisor, before all others."""
-    inner = next((n for n in range(2, here.size + 1) if here.size % n == 0), 1)
+    inner = smallest_divisor(here.size)
     (team, member), (of_team, of_member) = (divmod(rank, inner) for rank in (here.rank, (here.rank - hop) % here.size))
     return (team - of_team) % (here.size // inner) * inner + (member - of_member) % inner
 

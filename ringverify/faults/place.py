@@ -96,3 +96,8 @@ def like(block: Block, here: Here, owner: int) -> Block:
         count = min(into.size(1), x.size(1))
         into[:, :count] = x[:, :count]
     return room
+
+
+def smallest_divisor(n: int) -> int:
+    """Return the smallest divisor of a number but 1, which is 1 itself if there is none."""
+    return next((m for m in range(2, n + 1) if n % m == 0), 1)

@@ -18,6 +18,7 @@ _PACKAGE = os.path.dirname(_HERE.rstrip(os.sep)) + os.sep
 _RING = os.path.join(_PACKAGE, "ring") + os.sep
 _FOUND = importlib.util.find_spec("torch")
 _TORCH = os.path.dirname(_FOUND.origin if _FOUND and _FOUND.origin else "no torch is here/") + os.sep
+_AUTOGRAD = os.path.join(_TORCH, "autograd") + os.sep
 _THREADING = os.path.abspath(threading.__file__)
 
 
@@ -92,13 +93,19 @@ def _with_causes(error: BaseException) -> str:
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """Say at which line of the user's an error was raised, and what the line says; `None` if it was at no such line."""
-    every = [one for one in traceback.extract_tb(trace_of(error)) if whose_file(one.filename) == "user"]
-    frames = [one for one in every if not one.filename.startswith(_PACKAGE) or one.filename.startswith(_RING)]
-    if not frames or not frames[-1].line:
-        return None
+    """Say at which line of the user's an error was raised, and what the line says; `None` if it was at no such line.
+
+    Where it was in none of the user's functions, autograd may have raised it, of what a backward had returned.
+    """
+    every = traceback.extract_tb(trace_of(error))
+    others = [one for one in every if not one.filename.startswith(_PACKAGE) or one.filename.startswith(_RING)]
+    frames = [one for one in others if whose_file(one.filename) == "user"]
+    if not frames:
+        by_autograd = any(one.filename.startswith(_AUTOGRAD) for one in others)
+        return "by autograd, of what a backward has returned" if by_autograd else None
     last = frames[-1]
-    return f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name}, by `{cut(frames[-1].line)}`"
+    said = f", by `{cut(last.line)}`" if last.line else ""
+    return f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name}{said}"
 
 
 def _ours(filename: str) -> bool:

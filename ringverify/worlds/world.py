@@ -43,7 +43,7 @@ class Failure:
         refusal: name of what the transport refused, where that depends on the number of ranks.
         limit: the machine limit that the rank reached, if it was one.
         line: the innermost line of the user's code in which the rank raised, such as "at ring.py:41 in attend, by
-            `x = y[: n]`", if there is one.
+            `x = y[: n]`", if there is one; or that autograd did.
         exit_code: of a process that ended without a report, negative for a signal.
         places: where ranks were when time ran out: pairs of a rank and a text such as "at ring.py:41 in attend".
         waits: of a deadlock, the ranks that wait and what each waits for.
