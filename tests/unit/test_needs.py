@@ -5,6 +5,7 @@ import random
 from zlib import crc32
 
 import pytest
+import torch
 
 from ringref.problem import Problem
 from ringref.sharding import PageTable
@@ -155,6 +156,15 @@ RELATED = [
     ("a rank that attends nothing of some rank's keys, if there are any", lambda one: one["idle_block"]),
     ("a key that some batch entry attends, and the first one does not", lambda one: one["beyond_first"]),
     ("a window that is 0 on the left", lambda one: one["zero_left"]),
+    ("a rank without tokens beside one that has some", lambda one: one["empty_beside"]),
+    ("ranks 0 and 1, 2 and 3, or the next two, with different numbers of keys", lambda one: one["uneven_pairs"]),
+    ("a length that torch.chunk would deal out otherwise", lambda one: one["cut_by_chunk"]),
+    ("a window that ends fewer shards to the left by the longest shard than by the shortest",
+     lambda one: one["unlike_hops_left"]),
+    ("a rank of whose positions a branch of the dilation keeps none", lambda one: one["idle_branch"]),
+    ("a branch of the dilation that keeps no position in some head", lambda one: one["void_branch"]),
+    ("at least 2 ranks, a group of ranks that are all odd, or all even, in the world",
+     lambda one: one["ranks"] > 1 and one["one_parity"]),
 ]  # fmt: skip
 
 
@@ -163,6 +173,17 @@ def test_a_window_reaches_past_all_other_shards_or_not(size, left, past):
     """Twelve positions: on three ranks the other two have eight."""
     case = Case(problem=Problem(query_length=12, head_dim=1, window=(left, 0)), sharding="contiguous", world_size=size)
     assert features(case, TOKENS)["past_all"] == past
+
+
+@pytest.mark.parametrize("sharding", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("size", range(1, 5))
+def test_a_length_that_chunk_deals_out_otherwise_is_known(sharding, size):
+    """Held against torch's own, and what its pieces leave to each rank; one that has fewer pieces has no last ones."""
+    pieces = size * (1 + (sharding == "zigzag"))
+    for n in range(1, 20):
+        sizes = [[len(one) for one in of(torch.arange(n), pieces)] for of in (torch.chunk, torch.tensor_split)]
+        case = Case(problem=Problem(query_length=n, head_dim=1), sharding=sharding, world_size=size)
+        assert features(case, TOKENS)["cut_by_chunk"] == (sizes[0] != sizes[1])
 
 
 @pytest.mark.parametrize(

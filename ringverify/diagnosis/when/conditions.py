@@ -19,7 +19,7 @@ import numpy as np
 
 from ringref.pattern import branches_through, multiplicity
 from ringref.problem import Problem
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, even_multiple
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
 
@@ -232,16 +232,38 @@ class Placed:
             for queries, keys in zip(self.queries, self.keys, strict=True)
         )
 
+    @functools.cached_property
+    def kept(self) -> list[np.ndarray]:
+        """Which positions a branch keeps in which head, `(H, Nq)`: one for each branch, if heads share them."""
+        d = self.p.dilation
+        if d is None:
+            return []
+        shared = d.heads == "shared"
+        alone = [dataclasses.replace(d, branches=(branch,)) for branch in self.branches] if shared else [d]
+        i = np.arange(self.p.nq)
+        # A branch that covers a query lets it through to its own place.
+        return [branches_through(i[:, None], i[None], dilation=one, heads=self.p.heads)[:, i, i] > 0 for one in alone]
+
     def covered_by_some(self) -> bool:
         """Whether some branches of a dilation with shared heads cover a query, and others do not, in some head."""
-        p = self.p
-        if p.dilation is None or p.dilation.heads != "shared":
-            return False
-        alone = [dataclasses.replace(p.dilation, branches=(branch,)) for branch in self.branches]
-        i = np.arange(p.nq)
-        # A branch that covers a query lets it through to its own place.
-        covers = [branches_through(i[:, None], i[None], dilation=one, heads=p.heads)[:, i, i] for one in alone]
-        return any(bool((one != covers[0]).any()) for one in covers)
+        return any(bool((one != self.kept[0]).any()) for one in self.kept)
+
+    def idle_branch(self) -> bool:
+        """Whether a rank holds positions, and a branch keeps none of them in some head."""
+        held = (one[:, rows] for one in self.kept for rows in self.queries if len(rows))
+        return any(not kept.any(axis=1).all() for kept in held)
+
+    def unlike_hops(self, side: int | None) -> bool:
+        """Whether a side of a window ends another number of shards away by the longest shard than by the shortest."""
+        least, others = min(len(rows) for rows in self.keys), self.case.world_size - 1
+        hops = {min(others, -(-(side or 0) // n)) for n in (least, self.here) if least}
+        return len(hops) > 1
+
+    def dealt_otherwise_by_chunk(self) -> bool:
+        """Whether `torch.chunk`, whose pieces are as long as the first but for the last ones, would deal otherwise."""
+        pieces, n = even_multiple(self.case.sharding, self.case.world_size), self.p.nk
+        longer = n % pieces  # pieces that are one longer than the others
+        return self.case.sharding in ("contiguous", "zigzag") and longer > 0 and (longer < pieces - 1 or n < pieces)
 
 
 IDLE_BLOCK = "a rank that attends nothing of some rank's keys, if there are any"
@@ -282,6 +304,10 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "cut_right": ("a window whose right side is no multiple of a rank's shard", "window+length", 1.4,
         lambda one: one.sides[1] is not None and one.sides[1] % (one.here or 1) != 0),
     "hiding_window": ("a window that hides something", "window+length+causal", 1.3, Placed.window_hides),
+    "unlike_hops_left": ("a window that ends fewer shards to the left by the longest shard than by the shortest",
+        "window+length+ranks+even shards", 1.44, lambda one: one.unlike_hops(one.sides[0])),
+    "unlike_hops_right": ("a window that ends fewer shards to the right by the longest shard than by the shortest",
+        "window+length+ranks+even shards", 1.44, lambda one: one.unlike_hops(one.sides[1])),
     "past_all": ("a window that reaches further back than all other shards together", "window+length+ranks", 1.45,
         lambda one: one.case.world_size > 1 and (one.sides[0] or 0) > (one.case.world_size - 1) * one.here),
     "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
@@ -343,6 +369,10 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: len(one.branches) > 0 and one.p.heads % len(one.branches) != 0),
     "many_branches": ("more branches of a dilation than heads", "dilation+heads", 1.5,
         lambda one: len(one.branches) > one.p.heads),
+    "idle_branch": ("a rank of whose positions a branch of the dilation keeps none", "dilation+heads+length+ranks",
+        1.46, Placed.idle_branch),
+    "void_branch": ("a branch of the dilation that keeps no position in some head", "dilation+heads", 1.45,
+        lambda one: any(not kept.any(axis=1).all() for kept in one.kept)),
     "softcap": ("softcap", "softcap", 1.0, lambda one: one.p.softcap is not None),
     "no_softcap": ("no softcap", "softcap", 1.2, lambda one: one.p.softcap is None),
     "sinks": ("learned sinks", "sinks", 1.0, lambda one: one.p.sinks),
@@ -415,9 +445,16 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: sum(len(held) < one.here for held in one.keys) > 1),
     "uneven_queries": ("ranks with different numbers of queries", "even shards", 1.24,
         lambda one: len({rows for rows, _ in one.lengths}) > 1),
+    "uneven_pairs": ("ranks 0 and 1, 2 and 3, or the next two, with different numbers of keys",
+        "even shards+ranks+length", 1.32,
+        lambda one: any(len(a) != len(b) for a, b in zip(one.keys[::2], one.keys[1::2], strict=False))),
+    "cut_by_chunk": ("a length that torch.chunk would deal out otherwise", "even shards+ranks+length", 1.33,
+        Placed.dealt_otherwise_by_chunk),
     "even": ("shards of equal lengths", "even shards", 1.6, lambda one: len(one.lengths) == 1),
     "odd_shard": ("a rank with an odd number of keys", "length", 1.35, lambda one: any(n % 2 for _, n in one.lengths)),
     "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
+    "empty_beside": ("a rank without tokens beside one that has some", "even shards", 1.31,
+        lambda one: 0 in itertools.chain(*one.lengths) and any(itertools.chain(*one.lengths))),
     "no_keys": ("a rank without keys", "even shards", 1.35, lambda one: any(keys == 0 for _, keys in one.lengths)),
     "no_queries": ("a rank without queries", "even shards", 1.35,
         lambda one: any(rows == 0 for rows, _ in one.lengths)),
@@ -468,6 +505,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "subgroup": ("a group smaller than the world", "group", 1.0, lambda one: one.case.group != "world"),
     "moved": ("a group whose ranks have other numbers in the world", "group", 1.1,
         lambda one: one.case.ring_ranks != tuple(range(one.case.world_size))),
+    "one_parity": ("a group of ranks that are all odd, or all even, in the world", "group", 1.12,
+        lambda one: len({rank % 2 for rank in one.case.ring_ranks}) == 1),
     "delayed": ("messages held back", "schedule", 1.0, lambda one: bool(one.case.delayed)),
     "rendezvous": ("sends that wait for their receive", "schedule", 1.0, lambda one: one.case.transport != "buffered"),
 }  # fmt: skip
