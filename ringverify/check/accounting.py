@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from ringverify.check.suggesting import suggested
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_messages, of_state
 from ringverify.diagnosis.diagnose import WALL, Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.sizes import Raised, of_sizes
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.events import Hint, Needed
 from ringverify.properties.adversity import HAZARDS
@@ -41,6 +43,9 @@ UNWRITTEN = "memory of torch.empty is used before it is written: the result is w
 
 LIKEWISE_SECONDS = 3.0
 """Seconds for finding a case like one that raises whose numbers are wrong instead."""
+
+RAISING = 16
+"""Cases in which sizes in messages have to be what they stand for, at most."""
 
 TELLING: dict[str, tuple[tuple[str, str], ...]] = {
     "value": tuple(
@@ -173,13 +178,26 @@ class Account:
         elif seen is None and violation.kind in TELLING and (there := self._simulated()) is not None:
             seen = self._seen_by_watching(there, needs)
         seen = seen or (None if needs is None else of_group(needs, violation.failure))
-        return seen or self._of_raising()
+        return seen or self._of_raising(needs)
 
-    def _of_raising(self) -> str | None:
-        """Return what raised: a line of the user's, or autograd."""
+    def _of_raising(self, needs: Needs | None) -> str | None:
+        """Return what raised, a line of the user's or autograd, and what sizes in its message stand for."""
         failure = self._violation.failure
-        told = failure is not None and failure.line is not None and failure.limit is None
-        return f"raised {failure.line}" if told and failure is not None else None
+        if failure is None or failure.line is None or failure.limit is not None:
+            return None
+        runs = {} if needs is None or needs.exploration is None else needs.exploration.runs
+        others = (case for case, failed in runs.items() if failed and case != self._case)
+        seen = [self._raised(case) for case in itertools.islice(itertools.chain([self._case], others), RAISING)]
+        sizes = of_sizes([one for one in seen if one is not None], self._place.capabilities)
+        return f"raised {failure.line}" + (f"; {sizes}" if sizes is not None else "")
+
+    def _raised(self, case: Case) -> Raised | None:
+        """Return what a rank raises in a case, if one does."""
+        seen = judged_if_possible(self._property, case, self._place)
+        failure = None if seen is None or seen.violation is None else seen.violation.failure
+        if failure is None or failure.rank not in case.ring_ranks:
+            return None
+        return Raised(case, case.ring_ranks.index(failure.rank), failure.message)
 
     def _left_by_earlier_call(self, place: int) -> str | None:
         call = self._case.calls[place]

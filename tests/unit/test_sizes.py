@@ -1,0 +1,70 @@
+"""Sizes that a message names are told for what they are in every case that fails with it."""
+
+import dataclasses
+
+import pytest
+
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import shards
+from ringverify.diagnosis.sizes import FEWEST, Raised, of_sizes
+from ringverify.faults.ring import EVERYTHING
+
+LENGTHS = (5, 6, 7, 9, 10, 11)
+
+
+def raised(message, lengths=LENGTHS, sharding="zigzag", rank=1):
+    """Exceptions on three ranks, with what a message says of the numbers of keys that ranks hold."""
+    found = []
+    for heads, n in enumerate(lengths, 1):
+        problem = Problem(query_length=n, heads=heads, head_dim=2)
+        case = Case(problem=problem, sharding=sharding, world_size=3)
+        held = [len(rows) for rows in shards(case, EVERYTHING)[1]]
+        found.append(Raised(case, rank, message(held, rank, heads)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("expected", "there", "told"),
+    [
+        (lambda held, rank: held[0], lambda held, rank: held[rank], "rank 0's number of tokens"),
+        (lambda held, rank: sum(held[:2]), lambda held, rank: held[rank], "the number of tokens of two neighbours"),
+        (lambda held, rank: sum(held[:2]) // 2, lambda held, rank: held[rank],
+         "half of the number of tokens of two neighbours"),
+    ],
+)  # fmt: skip
+def test_two_sizes_are_told_by_what_they_are(expected, there, told):
+    """Of the rank that raises, of others, and of several together."""
+
+    def message(held, rank, heads):
+        return f"target [1, {expected(held, rank)}, {heads}] of float32 has size {there(held, rank)} at dimension 1"
+
+    seen = raised(message, lengths=(7, 8, 10, 11, 5, 13))
+    said = of_sizes(seen, EVERYTHING)
+    held = [len(rows) for rows in shards(seen[0].case, EVERYTHING)[1]]
+    assert said == (
+        f"of the sizes in its message, {expected(held, 1)} is {told}, and {held[1]} is the rank's own number of tokens"
+    )
+
+
+def test_sizes_that_any_tensor_has_are_no_news():
+    """Heads vary too, and mean nothing."""
+    assert of_sizes(raised(lambda held, rank, heads: f"size {heads} against {held[rank]}"), EVERYTHING) is None
+
+
+def test_nothing_is_said_of_few_cases_or_of_sizes_that_mean_nothing():
+    """A single other case, and a number that is that of a rank in most cases, but not in all."""
+    message = lambda held, rank, heads: f"{held[0]} against {held[rank]}"  # noqa: E731
+    assert of_sizes(raised(message), EVERYTHING) is not None
+    assert of_sizes(raised(message)[: FEWEST - 1], EVERYTHING) is None
+    odd = raised(message)
+    odd[-1] = dataclasses.replace(odd[-1], message="17 against 1")
+    assert of_sizes(odd, EVERYTHING) is None
+
+
+def test_messages_in_other_words_do_not_count():
+    """They are of another mistake."""
+    message = lambda held, rank, heads: f"{held[0]} against {held[rank]}"  # noqa: E731
+    other = raised(lambda held, rank, heads: "index 1 is out of bounds")
+    assert of_sizes(raised(message) + other, EVERYTHING) == of_sizes(raised(message), EVERYTHING) is not None
+    assert of_sizes(other, EVERYTHING) is None
