@@ -186,8 +186,11 @@ class Account:
         if failure is None or failure.line is None or failure.limit is not None:
             return None
         runs = {} if needs is None or needs.exploration is None else needs.exploration.runs
-        others = (case for case, failed in runs.items() if failed and case != self._case)
-        seen = [self._raised(case) for case in itertools.islice(itertools.chain([self._case], others), RAISING)]
+        failing = (self._case, *(case for case, failed in runs.items() if failed))
+        unlike: dict[tuple[int, int, int], Case] = {}
+        for case in failing:
+            unlike.setdefault((case.world_size, case.problem.nq, case.problem.nk), case)
+        seen = [self._raised(case) for case in itertools.islice(unlike.values(), RAISING)]
         sizes = of_sizes([one for one in seen if one is not None], self._place.capabilities)
         return f"raised {failure.line}" + (f"; {sizes}" if sizes is not None else "")
 

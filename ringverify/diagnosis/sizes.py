@@ -40,27 +40,39 @@ class Raised:
 
 
 def of_sizes(seen: Sequence[Raised], capabilities: Capabilities) -> str | None:
-    """Return what sizes in the message of the first stand for, if two that vary are different numbers of rows or heads.
+    """Return what sizes in a message stand for, if two that vary from case to case are different numbers of rows.
 
     Args:
-        seen: exceptions, of which those count that say the same as the first but for sizes.
+        seen: exceptions of one mistake, that of the smallest case first. It may be told in several messages.
         capabilities: what the implementation declares.
     """
-    alike = [one for one in seen if one.words == seen[0].words]
-    if len(alike) < FEWEST:
-        return None
+    for words in dict.fromkeys(one.words for one in seen):
+        alike = [one for one in seen if one.words == words]
+        rows = _rows(alike, capabilities) if len(alike) >= FEWEST else {}
+        if len(rows) > 1:
+            case = alike[0].case
+            where = "" if case == seen[0].case else f" on {case.world_size} ranks with n={case.problem.nk}"
+            told = ", and ".join(f"{size} is {name}" for name, size in rows.items())
+            return f"of the sizes in its message{where}, {told}"
+    return None
+
+
+def _rows(alike: Sequence[Raised], capabilities: Capabilities) -> dict[str, int]:
+    """Return which numbers of rows exceptions with one message name, and how large they are in the first.
+
+    Of two that are the same in all of them, such as that of rank 0 and the largest, both are told.
+    """
     meant = [dict(_numbers(one.case, one.rank, capabilities)) for one in alike]
-    told: dict[str, int] = {}
+    found: dict[str, int] = {}
     for sizes in zip(*(one.sizes for one in alike), strict=True):
         if len(set(sizes)) > 1:
-            names = (n for n in meant[0] if all(n in m and m[n] == size for m, size in zip(meant, sizes, strict=True)))
-            if (name := next(names, None)) is not None:
-                told.setdefault(name, sizes[0])
-    rows = {name: size for name, size in told.items() if name not in SHAPES}
-    if len(rows) < 2:
-        return None
-    return "of the sizes in its message, " + ", and ".join(f"{size} is {name}" for name, size in rows.items())
+            fits = [name for name in meant[0] if all(m.get(name) == n for m, n in zip(meant, sizes, strict=True))]
+            if fits and fits[0] not in SHAPES:
+                found.setdefault(" or ".join(fits[: 1 if fits[0].startswith(OWN) else 2]), sizes[0])
+    return found
 
+
+OWN = "the rank's own"
 
 SHAPES = ("heads", "key heads", "head_dim", "value_dim", "batch")
 """Sizes that any tensor has: they say nothing about which one is meant."""
@@ -73,7 +85,7 @@ def _numbers(case: Case, rank: int, capabilities: Capabilities) -> Iterator[tupl
     queries, keys = ([len(rows) for rows in held] for held in shards(case, capabilities))
     kinds = [("tokens", keys, p.nk)] if keys == queries else [("keys", keys, p.nk), ("queries", queries, p.nq)]
     for what, held, n in kinds:
-        owners = {"the rank's own": rank, "rank 0's": 0, "the previous rank's": rank - 1, "the next rank's": rank + 1}
+        owners = {OWN: rank, "rank 0's": 0, "the previous rank's": rank - 1, "the next rank's": rank + 1}
         for whose, owner in (owners | {"the last rank's": -1}).items():
             yield f"{whose} number of {what}", held[owner % ranks]
         yield f"the largest number of {what} of a rank", max(held)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 import time
 
 import careless
@@ -399,7 +400,7 @@ def test_ranks_that_wait_for_each_other_are_told_as_a_circle():
 
 
 def test_what_raises_has_the_line_that_raised_for_its_cause():
-    """Where no wrong number of a case like it tells more."""
+    """Where no wrong number of a case like it tells more; and what the sizes are that do not fit."""
 
     def attend(q, k, v, call):
         torch.empty(call.problem.nk // call.world_size).copy_(torch.empty(k.size(1)))
@@ -409,7 +410,11 @@ def test_what_raises_has_the_line_that_raised_for_its_cause():
     assert found.violation.kind == "raised"
     what, _, line = found.diagnosis.text.partition(", by ")
     assert what.startswith("raised at test_conduct.py:")
+    line, sizes = line.split("; ")
     assert line == "`torch.empty(call.problem.nk // call.world_size).copy_(torch.empty(k.size(1)))`"
+    told = r"(\d+) is the last rank's number of tokens or .*, and (\d+) is the rank's own number of tokens"
+    short, long = re.search(told, sizes).groups()
+    assert int(short) < int(long)
 
 
 def test_what_torch_raises_of_a_gradient_has_no_line_of_the_users():
