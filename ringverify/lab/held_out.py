@@ -116,12 +116,21 @@ def _failing(one: Expected, runner: Runner, smallest: Case, *, gradients: bool) 
                 return
 
 
-def main(path: str, every: str) -> None:
-    """Measure every so many mutants, and print a line for each and the counts."""
+def one_of_every(expected: Sequence[Expected], every: str) -> Sequence[Expected]:
+    """Return every so many of them, from the first on.
+
+    Raises:
+        UsageError: `every` is no whole number of at least 1.
+    """
     if not every.isdecimal() or not int(every):
         raise UsageError(f"{every!r}: expected a whole number of at least 1, every how many mutants to measure")
+    return expected[:: int(every)]
+
+
+def main(path: str, every: str) -> None:
+    """Measure every so many mutants, and print a line for each and the counts."""
     counts: Counter[Named] = Counter()
-    for one in held_out(read(Path(path))[:: int(every)]):
+    for one in held_out(one_of_every(read(Path(path)), every)):
         counts[one.named] += 1
         sys.stdout.write(f"{one.mutant:6} {one.named:8} {one.foretold}/{one.failing} {one.text}\n       {one.needs}\n")
         sys.stdout.flush()

@@ -41,4 +41,4 @@ def test_a_name_that_further_cases_refute_is_wrong(monkeypatch):
 def test_how_many_are_left_out_is_a_number():
     """It is said in a line."""
     with pytest.raises(UsageError, match="'0': expected a whole number of at least 1"):
-        held_out.main("expected_kills.json", "0")
+        held_out.one_of_every(KILLS, "0")
