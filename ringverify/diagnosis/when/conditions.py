@@ -524,6 +524,16 @@ HIDING = (
 ELSEWISE = {"choice": ("window", "key_lengths")}
 """Factors that make a statement false, beside those that it is about, by what it looks at."""
 
+MADE_BY = {"even shards": ("length", "cross lengths"), "empty rows": MASKS, "pages": ("page table",)}
+"""Factors that are varied, by one that is not, and follows from them."""
+
+
+def changing(condition: Condition) -> list[str]:
+    """Return the factors that are varied to make a statement false."""
+    about = {made for factor in condition.factors for made in MADE_BY.get(factor, (factor,))}
+    return sorted({*about, *ELSEWISE.get(condition.about[0], ())})
+
+
 ALTERNATIVES = (*MASKS, "softcap", "scale", "cross", "gqa")
 """Statements of which one may do instead of another."""
 

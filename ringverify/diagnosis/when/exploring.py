@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from ringverify.cases.case import Case, sharding_names
 from ringverify.cases.inputs import has_ordinary_sinks
 from ringverify.diagnosis.when.board import Board
-from ringverify.diagnosis.when.conditions import ELSEWISE, HALF, MASKS, Condition, features
+from ringverify.diagnosis.when.conditions import HALF, MASKS, Condition, changing, features
 from ringverify.diagnosis.when.scores import FAR, FAR_OFF, meets, of_scores
 from ringverify.diagnosis.when.varying import FIELDS, Varying
 
@@ -395,7 +395,8 @@ class Exploration:
                 continue
             changed = [
                 case
-                for factor in sorted({*condition.factors, *ELSEWISE.get(condition.about[0], ())} & known)
+                for factor in changing(condition)
+                if factor in known
                 for case in self.varying.of(base, factor)
                 if not self.met(case, [condition]) and self.met(case, others) and self._beyond(case, condition)
             ]
@@ -417,7 +418,8 @@ class Exploration:
         for base in self.varying.of(self.case, "cotangent"):
             if (base, condition.text) not in self._with_cotangent and self.runs.get(base):
                 self._with_cotangent.add((base, condition.text))
-                variants = (one for factor in sorted(condition.factors & self.varying.factors.keys())
+                known = self.varying.factors
+                variants = (one for factor in changing(condition) if factor in known
                             for one in self.varying.of(base, factor))  # fmt: skip
                 for one in variants:
                     if not self.met(one, [condition]) and self.met(one, others) and self._beyond(one, condition):

@@ -22,7 +22,7 @@ from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.when.conditions import LARGE, MASKS, Condition
+from ringverify.diagnosis.when.conditions import LARGE, MASKS, Condition, changing
 from ringverify.diagnosis.when.exploring import Exploration, Spent
 from ringverify.diagnosis.when.needs import Needs, Requirement, said
 from ringverify.implementation import Capabilities
@@ -264,8 +264,8 @@ def _without_a_limit(
 def _beyond(x: Exploration, condition: Condition, failing: Sequence[Case]) -> Iterator[Case]:
     """Yield cases that do not meet a condition, made of ones that fail: with their masks and sharding, and others."""
     for base in failing:
-        for factor in sorted(condition.factors & x.varying.factors.keys()):
-            for one in x.varying.of(base, factor):
+        for factor in changing(condition):
+            for one in x.varying.of(base, factor) if factor in x.varying.factors else ():
                 names = ["sharding", *(name for name in MASKS if getattr(one.problem, name))]
                 several = [one, *(other for name in names for other in x.varying.of(one, name))]
                 yield from (other for other in several if not x.met(other, [condition]))
