@@ -257,6 +257,16 @@ def test_what_hides_a_fault_in_other_cases_is_not_said_to_be_no_matter(factor, p
     assert not {factor, "masks"} & set(said.irrelevant)
 
 
+@pytest.mark.parametrize("name", ["uneven_queries", "no_keys"])
+def test_what_follows_from_lengths_is_put_to_the_test_by_changing_them(name):
+    """No factor is called so; it is said only where cases pass that were changed in it alone."""
+    said, _, _ = found(lambda one: one[name], EVERYTHING, mixed=MIXED)
+    (condition,) = said.exploration.explanation()
+    assert condition.about == (name,)
+    assert condition.factors.isdisjoint(said.exploration.varying.factors)
+    assert said.exploration.tested(condition)
+
+
 def test_a_limit_on_a_side_of_a_window_is_held_against_windows_that_are_not_bounded():
     """They have no number there, and lie beyond every limit."""
     said, fails, drawn = found(lambda one: one.get("right_side", 99) <= 2, EVERYTHING, mixed=MIXED)
