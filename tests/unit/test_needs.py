@@ -153,7 +153,7 @@ RELATED = [
     ("at least 2 ranks that hold keys, and fewer than another one", lambda one: one["several_short"]),
     ("causal, numbers of queries and keys that differ by no multiple of the ranks",
      lambda one: one["causal"] and one["other_remainder"]),
-    ("a rank that attends nothing of some rank's keys, if there are any", lambda one: one["idle_block"]),
+    ("a rank that attends no key of some rank", lambda one: one["idle_block"]),
     ("a key that some batch entry attends, and the first one does not", lambda one: one["beyond_first"]),
     ("a window that is 0 on the left", lambda one: one["zero_left"]),
     ("a rank without tokens beside one that has some", lambda one: one["empty_beside"]),

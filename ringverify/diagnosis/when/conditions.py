@@ -266,7 +266,7 @@ class Placed:
         return self.case.sharding in ("contiguous", "zigzag") and longer > 0 and (longer < pieces - 1 or n < pieces)
 
 
-IDLE_BLOCK = "a rank that attends nothing of some rank's keys, if there are any"
+IDLE_BLOCK = "a rank that attends no key of some rank"
 HIDDEN_BLOCK = "a block of keys that a mask hides from a whole rank"
 SKIPPING = (IDLE_BLOCK, HIDDEN_BLOCK)
 """Conditions of what goes wrong where a block may be skipped."""
