@@ -15,6 +15,7 @@ from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.declaring import Declaration, contradicted, would_pass
 from ringverify.check.explaining import (
     afresh,
+    contradicting_causes,
     explained,
     held_against_causes,
     judged_if_possible,
@@ -43,6 +44,9 @@ UNWRITTEN = "memory of torch.empty is used before it is written: the result is w
 
 LIKEWISE_SECONDS = 3.0
 """Seconds for finding a case like one that raises whose numbers are wrong instead."""
+
+BESIDE = 6
+"""Cases that contradict a cause, at most, that another one has to explain."""
 
 RAISING = 16
 """Cases in which sizes in messages have to be what they stand for, at most."""
@@ -160,6 +164,13 @@ class Account:
         case, first, violation = self._case, self._shown.first, self._violation
         explain = functools.partial(explained, self._runner, self._property, violation, case, first, needs, self._known)
         diagnosis = attempt(self._mishaps, "explaining the case", explain, None) or Diagnosis()
+        if needs is not None and diagnosis.telling and violation.way is None:
+            contradict = functools.partial(contradicting_causes, self._runner, violation, needs, diagnosis.telling)
+            none = list[Case]()
+            against = attempt(self._mishaps, "looking for cases that contradict its cause", contradict, none)
+            if against:
+                explain = functools.partial(explain, beside=against[:BESIDE])
+                diagnosis = attempt(self._mishaps, "explaining these too", explain, None) or Diagnosis()
         if diagnosis.text is not None and violation.kind in TELLING and (there := self._simulated()) is not None:
             hazard = attempt(self._mishaps, "watching its messages", lambda: self._hazard(there), None)
             if hazard is not None:

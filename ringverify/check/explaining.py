@@ -23,7 +23,7 @@ from ringverify.diagnosis.diagnose import WALL, Diagnosis, diagnose, diagnose_ro
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.when.conditions import HALF
-from ringverify.diagnosis.when.foretelling import held_against
+from ringverify.diagnosis.when.foretelling import contradicting, held_against
 from ringverify.diagnosis.when.needs import MOST_RANKS, Needs, needs
 from ringverify.errors import Inconclusive
 from ringverify.events import TensorName
@@ -202,6 +202,14 @@ def when_it_fails(
     )
 
 
+def contradicting_causes(
+    runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis]
+) -> list[Case]:
+    """Return cases that fail though a cause says that they pass: see `ringverify.diagnosis.when.foretelling`."""
+    left = WorkLimit(CAUSE_SECONDS, lambda: runner.world.processes, wall=WALL * CAUSE_SECONDS).left
+    return contradicting(needs, causes, runner.capabilities, gradients=_of_gradients(violation), left=left)
+
+
 def held_against_causes(runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis]) -> Needs:
     """Return when a case fails, held against its causes: see `ringverify.diagnosis.when.foretelling`."""
     gradients = _of_gradients(violation)
@@ -253,6 +261,8 @@ def explained(
     first: Case,
     needs: Needs | None = None,
     known: Sequence[Hypothesis] = HYPOTHESES,
+    *,
+    beside: Sequence[Case] = (),
 ) -> Diagnosis | None:
     """Diagnose a case that violates a property; `None` if no value is wrong, or none in an ordinary run.
 
@@ -267,6 +277,7 @@ def explained(
         first: the case from which it was shrunk; the same cause has to explain it.
         needs: what the case needs in order to fail, if that was found.
         known: the faults that may be named.
+        beside: further cases that fail, which the cause has to explain.
     """
     c = runner.capabilities
     if violation.finding is None:
@@ -290,7 +301,7 @@ def explained(
         for these in zip(property.compared(smallest, c), property.compared(first, c), strict=False):
             found = diagnose(
                 observe,
-                these,
+                (these[0], *beside, these[1]) if these[0] == smallest else these,
                 c,
                 tensor=violation.finding.tensor,
                 probe=probe if these[0] == smallest else None,

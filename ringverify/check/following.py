@@ -20,9 +20,9 @@ from ringverify.check.repeating import same_failure
 from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Counterexample, Found
 from ringverify.diagnosis.conduct import differing, in_words, of_state
+from ringverify.diagnosis.when.conditions import MASKS
 from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
-from ringverify.events import Needed
 from ringverify.properties.property import Judgement, Property
 
 STATE_HISTORY = 256
@@ -69,6 +69,9 @@ POSITIONS = "positions on a rank"
 
 TIED = {"heads": "key_heads", "head_dim": "value_dim", "query_length": "key_length"}
 """Fields whose value may have to be changed together with another one's."""
+
+INSTEAD = 2
+"""Variants of each other mask that are tried instead of the one in which two calls differ."""
 
 SHARED = 3
 """Variants of lengths and ranks, in which some rank holds the same positions, that are tried before this is denied."""
@@ -183,23 +186,24 @@ def follows_again(
     return None
 
 
-def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Needed | None:
-    """Return what a case needs that fails after another one, with what has to be the same in both.
+def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Counterexample:
+    """Return a case that fails after another one with all that the earlier one needs.
 
-    That is another length, say, with which the earlier one lets it pass. Where the two differ in several fields, or it
-    is no state that was found, it is what was known before.
+    That is what has to be the same in both: another length, say, with which the earlier one lets it pass. And it is
+    which other mask does instead of that in which the two differ. Where they differ in several fields, or it is no
+    state that was found, it is returned as it is.
     """
     case, earlier = shown.case, shown.after[0]
     fields = tuple(differing(case, earlier))
     if shown.needs is None or len(fields) != 1 or shown.needs.requires != of_state(fields)[:1]:
-        return shown.needs
+        return shown
     varying = Varying(runner.capabilities, MOST_RANKS)
     until = time.monotonic() + STATE_VARYING
 
-    def variants(factor: str) -> list[Case]:
-        """The earlier case with a factor changed, the least changed first."""
-        others = [one for one in varying.of(earlier, factor) if property.applies(one, runner.capabilities)]
-        return sorted(others, key=lambda one: len(differing(earlier, one)))
+    def variants(factor: str, of: Case = earlier) -> list[Case]:
+        """The earlier case, or the later one, with a factor changed, the least changed first."""
+        others = [one for one in varying.of(of, factor) if property.applies(one, runner.capabilities)]
+        return sorted(others, key=lambda one: len(differing(of, one)))
 
     def passes(other: Case) -> bool:
         return afresh(property, runner, [other, case]).violation is None
@@ -220,8 +224,18 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
             alike = [POSITIONS, *(factor for factor in alike if factor not in PLACES)]
     if fields == ("documents",) and time.monotonic() < until and any(map(passes, _with_an_empty_document(earlier))):
         alike.append("number of documents")
+    instead = [
+        factor
+        for factor in MASKS
+        if set(fields) <= set(MASKS) and factor not in (*fields, *alike) and time.monotonic() < until
+        if not all(
+            map(passes, [one for one in variants(factor, case) if {*differing(case, one)} == {factor}][:INSTEAD])
+        )
+    ]
     same = [in_words(KEPT_BY.get(factor, factor)) for factor in alike]
-    return dataclasses.replace(shown.needs, requires=of_state(fields, same)[:1])
+    requires, cause = of_state((*fields, *instead), same, together=False)
+    diagnosis = dataclasses.replace(shown.diagnosis, text=cause)
+    return dataclasses.replace(shown, needs=dataclasses.replace(shown.needs, requires=(requires,)), diagnosis=diagnosis)
 
 
 def _with_an_empty_document(case: Case) -> list[Case]:

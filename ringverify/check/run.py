@@ -583,17 +583,15 @@ class ImplementationRun:
         )
         if repeated is None or shown.violation.reason not in [one.shown.violation.reason for one in self._stories]:
             self._stories.append(ToldFailure(property, dataclasses.replace(shown, same_as=repeated)))
-        needs = shown.needs
         if shown.after and repeated is None:
             varied = functools.partial(with_what_is_alike, property, runner, shown)
-            needs = attempt(mishaps, "varying the earlier case", varied, needs)
+            shown = attempt(mishaps, "varying the earlier case", varied, shown)
         # After a run without results, the map still shows which rank holds which positions.
         region = attempt(
             mishaps, "drawing where", lambda: shown.diagnosis.region or outline(shown.case, runner.capabilities), None
         )
         return dataclasses.replace(
             counterexample_event(shown, implementation=self.implementation.name, property=property.id),
-            needs=needs,
             region=None if region is None else region.told(),
             after=tuple(case.describe() for case in shown.after),
             shrunk_from=shown.first.describe(),

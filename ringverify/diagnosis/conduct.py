@@ -161,15 +161,16 @@ def differing(case: Case, other: Case) -> dict[str, object]:
     return found
 
 
-def of_state(fields: Sequence[str], alike: Sequence[str] = ()) -> tuple[str, str]:
+def of_state(fields: Sequence[str], alike: Sequence[str] = (), *, together: bool = True) -> tuple[str, str]:
     """Return what a case needs, and the cause, where it fails only after another one.
 
     Args:
         fields: those in which the two differ.
         alike: in words, what has to be the same in both.
+        together: whether they differ in all of these fields, and not in any of them.
     """
     names = list(dict.fromkeys(map(in_words, fields)))
-    if len(names) > 1:  # the two were not shrunk together, so that they may differ in what does not matter
+    if len(names) > 1 and together:  # the two were not shrunk together, so that they may differ in what does not matter
         return (
             "an earlier call in the same process",
             "what an earlier call leaves behind changes the result of this one",
@@ -177,9 +178,14 @@ def of_state(fields: Sequence[str], alike: Sequence[str] = ()) -> tuple[str, str
     if not names:
         needs = "an earlier call in the same process, with the same arguments"
         return needs, "what an earlier call leaves behind in the process changes the result of the same call"
-    other = f"other {names[0]}" if names[0].endswith("s") else f"another {names[0]}"
-    same = f" and the same {', '.join([*alike[:-2], ' and '.join(alike[-2:])])}" if alike else ""
+    other = _listed([f"other {name}" if name.endswith("s") else f"another {name}" for name in names], "or")
+    same = f" and the same {_listed(alike, 'and')}" if alike else ""
     return (
         f"an earlier call in the same process with {other}{same}",
         f"what an earlier call with {other} leaves behind in the process is used again",
     )
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    """Return words as a list in a sentence."""
+    return ", ".join([*words[:-2], f" {last} ".join(words[-2:])])

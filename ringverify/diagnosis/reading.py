@@ -385,10 +385,10 @@ def _various(scenes: Sequence[Scene]) -> list[Scene]:
     return [scenes[number] for *_, number in sorted(places)]
 
 
-Padding = Literal["given", "zeros", "cleared", "idle"]
+Padding = Literal["given", "zeros", "cleared", "idle", "apart"]
 """What keys and values of padding are: as given, zeros that get no gradient, or 0 in the place of what is given.
 
-If "idle", they are as given, and queries in no document are 0.
+If "idle", they are as given, and queries in no document are 0; if "apart", all of these are 0 and get no gradient.
 """
 
 
@@ -404,7 +404,7 @@ def _residual(scene: Scene, rule: Rule, when: When, padding: Padding) -> float |
     if counted is None:
         return None if wrong_tensors(scene) else 0.0
     counts, zeros = counted
-    if padding == "zeros":
+    if padding in ("zeros", "apart"):
         gone = np.broadcast_to(pairs.padding, counts.shape)
         zeros = zeros + np.where(gone, counts, 0).sum(axis=-1)
         counts = np.where(gone, 0, counts)
@@ -459,8 +459,8 @@ def _attention(
     """Return attention with these counts of keys, and of keys and values of 0, in the forward and in the backward."""
     p, x = scene.problem, finite(scene.inputs)
     s, slope = unmasked(scene)
-    if padding == "idle" and p.documents is not None:
-        i = np.arange(p.nq)
+    i, without = np.arange(p.nq), np.zeros(p.nq, dtype=bool)
+    if padding in ("idle", "apart") and p.documents is not None:
         without = (i < p.documents[0]) | (i >= p.documents[-1])
         s, slope = np.where(without[:, None], 0.0, s), np.where(without[:, None], 1.0, slope)
         x = dataclasses.replace(x, q=np.where(without[:, None, None], 0.0, x.q))
@@ -494,4 +494,6 @@ def _attention(
     # Keys that only the backward attends may have any weight there; rounding errors grow with it.
     inner = Intermediates(np.maximum(m, again), s, s, np.maximum(w, weight), lse, x.sinks, of_sinks)
     dsinks = None if of_sinks is None else -(of_sinks * delta).sum(axis=0)
-    return Answer(out.swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner, dsinks)
+    dq = (ds @ k).swapaxes(1, 2)
+    dq = np.where(without[:, None, None], 0.0, dq) if padding == "apart" else dq
+    return Answer(out.swapaxes(1, 2), lse, dq, dk, dv, inner, dsinks)

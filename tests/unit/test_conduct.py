@@ -566,8 +566,37 @@ def test_documents_that_are_kept_by_their_number_are_told_so(monkeypatch):
     told = Needed(requires=(needs,), irrelevant=(), complete=True)
     violation = afresh(FORWARD, runner, [early, late]).violation
     found = Counterexample(late, violation, "", late, 0, True, True, (early,), needs=told)
-    (said,) = following.with_what_is_alike(FORWARD, runner, found).requires
+    (said,) = following.with_what_is_alike(FORWARD, runner, found).needs.requires
     assert said == f"{needs} and the same length and number of documents"
+
+
+def test_other_masks_that_do_instead_are_told(monkeypatch):
+    """What is kept is made of causal mask, window and documents, by the length alone; heads do not come into it."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        p = call.problem
+        masks = kept.setdefault((call.rank, p.nq), (p.causal, p.window, p.documents))
+        told = p.replace(**dict(zip(("causal", "window", "documents"), masks, strict=True)))
+        return plain(q, k, v, dataclasses.replace(call, problem=told))
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(following, "afresh", afresh)
+    declared = dataclasses.replace(PLAIN, documents=True, key_lengths=True)
+    runner = Runner(Implementation(attend, "subject", declared), SimulatedWorld())
+    late = Case(problem=Problem(query_length=8), world_size=2)
+    early = late.replace(causal=True)
+    needs, cause = of_state(("causal",))
+    violation = afresh(FORWARD, runner, [early, late]).violation
+    told = Needed(requires=(needs,), irrelevant=(), complete=True)
+    found = Counterexample(late, violation, "", late, 0, True, True, (early,), Diagnosis(cause), needs=told)
+    more = following.with_what_is_alike(FORWARD, runner, found)
+    other = "another causal mask, another window or other documents"
+    assert more.needs.requires == (f"an earlier call in the same process with {other} and the same length",)
+    assert more.diagnosis.text == f"what an earlier call with {other} leaves behind in the process is used again"
 
 
 @pytest.mark.parametrize(
@@ -607,10 +636,10 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch, key, same):
     assert needs == "an earlier call in the same process with another window"
     told = Needed(requires=(needs,), irrelevant=(), complete=True)
     found = Counterexample(case, judgement.violation, "", case, 0, True, True, after, needs=told)
-    (said,) = following.with_what_is_alike(FORWARD, runner, found).requires
+    (said,) = following.with_what_is_alike(FORWARD, runner, found).needs.requires
     assert said == f"{needs} and the same {same}"
     several = dataclasses.replace(found, after=(after[0].replace(seed=99),))
-    assert following.with_what_is_alike(FORWARD, runner, several) == told
+    assert following.with_what_is_alike(FORWARD, runner, several).needs == told
     assert cause.startswith("what an earlier call with another window leaves behind")
 
 

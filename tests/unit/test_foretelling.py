@@ -1,6 +1,7 @@
 """What is said of when a case fails is held against its cause: what that contradicts is not said."""
 
 import dataclasses
+import functools
 import itertools
 import random
 
@@ -13,7 +14,7 @@ from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.when.foretelling import SHOWS, Foretelling, held_against
+from ringverify.diagnosis.when.foretelling import SHOWS, Foretelling, contradicting, held_against
 from ringverify.diagnosis.when.needs import needs
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.faults.precision import summed_in_input_dtype
@@ -141,8 +142,42 @@ def test_a_cause_is_held_against_other_shardings_where_it_foretells_them():
     found = needs(case, fails, declared, most_ranks=4)
     foretells = Foretelling((cause,), declared, frozenset({"contiguous"}), gradients=False)
     assert foretells(case.replace(sharding="zigzag")) is None
-    known = foretells.in_other_shardings(found.exploration.seen, lambda: 60.0)
+    found.exploration.extended(60, lambda: 60.0)
+    known = foretells.in_other_shardings(found.exploration, [case], lambda: 60.0)
     assert "zigzag" in known.shardings
     assert known(case.replace(sharding="zigzag", world_size=2))
     held = held_against(found, [cause], declared, gradients=False, left=lambda: 60.0)
     assert not [one.text for one in held.requires if not one.holds(case.replace(sharding="zigzag", world_size=2))]
+
+
+def test_cases_of_a_sharding_are_run_that_fail_by_the_cause_where_no_run_did():
+    """Contiguous shards fail only where they differ, on three ranks or more: of them runs know nothing."""
+
+    def fails(case):
+        uneven = case.problem.nk % case.world_size != 0
+        return case.world_size > 1 and (case.sharding == "striped" or (uneven and case.world_size > 2))
+
+    declared = dataclasses.replace(DECLARED, sharding=("contiguous", "striped"))
+    cause = Hypothesis("made up", STEPS, judge=lambda scene: None if fails(scene.case) else 0.0)
+    case = Case(problem=Problem(query_length=4), sharding="striped", world_size=2, values="normal")
+    found = needs(case, lambda one: one.sharding == "striped" and fails(one), declared, most_ranks=4)
+    assert "striped sharding" in [one.text for one in found.requires]
+    found.exploration.fails = fails
+    for one in [one for one in found.exploration.runs if one.sharding == "contiguous" and fails(one)]:
+        del found.exploration.runs[one], found.exploration.seen[one]
+    held = held_against(found, [cause], declared, gradients=False, left=lambda: 60.0)
+    assert "striped sharding" not in [one.text for one in held.requires]
+    assert any(one.sharding == "contiguous" for one in held.failing)
+
+
+def test_cases_that_contradict_a_cause_are_those_that_it_takes_for_right():
+    """A cause that foretells nothing, such as what was seen of one case, contradicts nothing."""
+    true = named("window off by one: one key too many on both sides")
+    found, _ = planted(true, {"query_length": 4, "window": (1, 1)})
+    left, sign = named("window off by one: one key too many on the left"), named("lse has the wrong sign")
+    silent = Hypothesis("what was seen", STEPS, judge=lambda scene: 0.0)
+    against = functools.partial(contradicting, found, capabilities=DECLARED, gradients=False, left=lambda: 60.0)
+    assert against([true]) == against([silent]) == against([sign]) == []
+    assert against([left])
+    assert all(one.problem.window[0] is None for one in against([left]))
+    assert against([true, left]) == against([left])

@@ -40,6 +40,12 @@ def _delta_less_dlse(terms: Terms, other: Other, here: Mask) -> Gradients:
     return _through_delta(terms.delta - terms.dlse, terms, other, here)
 
 
+def _out_in_delta(terms: Terms, other: Other, here: Mask) -> Gradients:
+    out = other(terms.scene.truth.out.swapaxes(1, 2))
+    more = terms.delta - (terms.dout * out).sum(axis=-1, keepdims=True)
+    return terms.sums(("dq", "dk"), terms.factor * more * here, terms.p)
+
+
 def _through_delta(delta: Array, terms: Terms, other: Other, here: Mask | Array) -> Gradients:
     return terms.sums(("dq", "dk"), terms.factor * (delta - other(delta)) * here, terms.p)
 
@@ -90,6 +96,7 @@ def _cotangents(terms: Terms, other: Other, here: Mask) -> Gradients:
 TAKEN: dict[str, Taken] = {
     "delta": _delta,
     "delta less the cotangent of lse": _delta_less_dlse,
+    "out, in delta,": _out_in_delta,
     "lse": _lse,
     "lse, and delta less its cotangent,": _lse_and_delta,
     "the cotangent of out": _dout,

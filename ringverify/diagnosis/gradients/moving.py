@@ -89,11 +89,16 @@ SLICES = {text: at for text, at in POSITIONS.items() if text.startswith(("counte
 """Positions at which rows of results may be taken."""
 
 
-def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints]) -> At:
-    """Return the positions of rows of the whole in the order of the shards, beginning with one for each rank."""
+def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints], *, padded: bool = False) -> At:
+    """Return the positions of rows of the whole in the order of the shards, beginning with one for each rank.
+
+    Shards may be padded to the longest with rows of no position.
+    """
 
     def at(pairs: Pairs, x: OneSide) -> Ints:
-        order = np.concatenate(x.shards)
+        longest = max(map(len, x.shards)) if padded else 0
+        order = np.concatenate([np.pad(held, (0, max(0, longest - len(held))), constant_values=x.total)
+                                for held in x.shards])  # fmt: skip
         row = of(pairs, x) + x.place
         inside = (row >= 0) & (row < len(order))
         return np.where(inside, order[np.clip(row, 0, max(0, len(order) - 1))], x.total) if len(order) else row
@@ -102,7 +107,10 @@ def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints]) -> At:
 
 
 SLICES |= {
-    f"of rows from the rank times {what} on, in the order of the shards": _in_order_of_shards(of)
+    f"of rows from the rank times {what} on, in the order of the shards{', padded to the longest' if padded else ''}": (
+        _in_order_of_shards(of, padded=padded)
+    )
+    for padded in (False, True)
     for what, of in {
         "the rank's own number of rows": lambda pairs, x: x.rank * x.count,
         "rows // ranks": lambda pairs, x: x.rank * (x.total // pairs.size),

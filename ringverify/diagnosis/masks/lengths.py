@@ -24,14 +24,18 @@ LENGTHS: dict[str, Callable[[Pairs], Ints]] = {
 
 def ways_to_take_lengths() -> Iterator[Otherwise]:
     """Yield masks of shards of other lengths."""
-    for whose, (queries_too, keys_too) in {
-        "queries and keys are": (True, True), "queries are": (True, False), "keys are": (False, True),
-    }.items():  # fmt: skip
+    for (whose, those), (queries_too, keys_too, rows) in {
+        ("queries and keys are", "those"): (True, True, True),
+        ("queries and keys are", "keys"): (True, True, False),
+        ("queries are", "those"): (True, False, True),
+        ("keys are", "those"): (False, True, True),
+    }.items():
         for counted in ("length // ranks", "the longest shard"):
+            at = POSITIONS[f"counted from the rank times {counted}"]
             yield Otherwise(
-                f"{whose} placed at positions counted from the rank times {counted}, and those past the end are in no "
-                "sequence",
-                functools.partial(_placed, POSITIONS[f"counted from the rank times {counted}"], queries_too, keys_too),
+                f"{whose} placed at positions counted from the rank times {counted}, and {those} past the end are in "
+                "no sequence",
+                functools.partial(_placed, at, queries_too, keys_too, rows),
                 1,
             )
     for whose, count in LENGTHS.items():
@@ -91,12 +95,15 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         )
 
 
-def _placed(at: At, queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
-    """Return counts with queries or keys, or both, at other positions, of which those past the end count nowhere."""
+def _placed(at: At, queries: bool, keys: bool, rows: bool, pairs: Pairs) -> Counts | None:
+    """Return counts with queries or keys, or both, at other positions.
+
+    Keys past the end count nowhere, nor do queries if it is said of `rows`.
+    """
     i, j = (at(pairs, x) if moved else x.p for x, moved in ((pairs.queries, queries), (pairs.keys, keys)))
     if pairs.case.sharding != "contiguous" or ((i == pairs.queries.p).all() and (j == pairs.keys.p).all()):
         return None
-    return pairs.counts(lambda name: (i, j)) * ((i < pairs.problem.nq) & (j < pairs.problem.nk))
+    return pairs.counts(lambda name: (i, j)) * (((i < pairs.problem.nq) | (not rows)) & (j < pairs.problem.nk))
 
 
 def _overlapping(queries: bool, keys: bool, pairs: Pairs) -> Counts | None:

@@ -47,6 +47,14 @@ def _joined(pairs: Pairs, x: OneSide) -> Ints:
     return _numbers(pairs, x)[x.p]
 
 
+def _remainder_last(pairs: Pairs, x: OneSide) -> Ints:
+    """Numbers of rows where length // ranks of each contiguous shard come first, and then the others, by rank."""
+    each = x.total // pairs.size
+    if pairs.case.sharding != "contiguous":
+        return x.p
+    return np.where(x.place < each, x.rank * each + x.place, pairs.size * each + x.rank)
+
+
 def _filled_up(pairs: Pairs, x: OneSide) -> Ints:
     """Positions if those of all shards, filled up with 0, are joined, and as many taken as there are rows."""
     if len(x.shards) != pairs.size or not x.total:
@@ -155,6 +163,9 @@ POSITIONS: dict[str, At] = {
     "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
     **{f"of {name} shards": sharded(name) for name in SHARDINGS if name != "replicated_query"},
     "that count rows where the shards of all ranks are joined, rank by rank": _joined,
+    "that count rows where length // ranks of each shard are joined, and what is left over comes last": (
+        _remainder_last
+    ),
     "that come of the inverse of the permutation that puts rows in order": _through_order,
     "of the row with its number in shards that are filled up with 0 to the longest": _filled_up,
     "of zigzag pieces that are cut at half of the rows": _halves,

@@ -217,6 +217,10 @@ class Exploration:
             if self._acquitted_alone():
                 self._told_apart(generous, pool)
             self.all_hold = any(self.passes(one) for one in self.varying.too_short(self.case))
+            if self.all_hold and self._of_lengths():
+                for one in (*self.varying.too_short(self.case), *self.varying.too_short(generous)):
+                    self.failed(one, expected=False)
+                self._told_apart(generous, pool)
         except Spent:
             return self.explanation(), False
         return self.explanation(), True
@@ -328,6 +332,10 @@ class Exploration:
         doubted = [one for one in asked if one in self._doubtful]
         self.runs |= dict.fromkeys(doubted, False)
         return bool(doubted)
+
+    def _of_lengths(self) -> bool:
+        """Return whether what is said is about lengths: then it has to hold too where a rank holds nothing."""
+        return any("length" in changing(condition) for condition in self.explanation())
 
     def passes_or_may(self, case: Case) -> bool:
         """Return whether a case passes with its own seed, or a run leaves it in doubt."""

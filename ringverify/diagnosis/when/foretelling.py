@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ringref.rounding import margins
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, sharding_names
 from ringverify.cases.inputs import selectable
 from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
@@ -53,6 +53,9 @@ MOST = 6
 
 SEEDS = 4
 """Seeds with which a case has to pass: values may hide a fault by chance."""
+
+LIKELY = 60
+"""Cases of another sharding that are judged by a cause, at most, until some fail by it."""
 
 ALONE = 4
 """Cases that are run on as few ranks as there may be, if they pass there by the cause."""
@@ -117,15 +120,34 @@ class Foretelling:
         found.__dict__["truth"] = unseen.truth  # the oracle's answer is computed once
         return found
 
-    def in_other_shardings(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> Foretelling:
-        """Return it for all shardings in which it foretells some failures, and the outcome of all runs."""
+    def in_other_shardings(self, x: Exploration, failing: Sequence[Case], left: Callable[[], float]) -> Foretelling:
+        """Return it for all shardings in which it foretells some failures, and the outcome of all runs.
+
+        Where no run failed yet, cases are run that fail by the cause.
+        """
         soon, known = left() * 3 / 4, self.shardings
-        for sharding in {case.sharding for case, failed in runs.items() if failed} - self.shardings:
-            those = sorted((case for case in runs if case.sharding == sharding), key=_size)[:FEWEST]
+        for sharding in sorted({*sharding_names(x.case, self.capabilities)} - self.shardings):
             there = dataclasses.replace(self, shardings=frozenset({sharding}))
-            if left() > soon and there.agrees({case: runs[case] for case in those}, left):
+            for case in there._likely(x, sharding, failing) if left() > soon else ():
+                x.failed(case, expected=False)
+            those = {case: failed for case, failed in _ordinary(x).items() if case.sharding == sharding}
+            smallest = {case: those[case] for case in sorted(those, key=_size)[:FEWEST]}
+            if left() > soon and True in those.values() and there.agrees(smallest, left):
                 known |= {sharding}
         return dataclasses.replace(self, shardings=known)
+
+    def _likely(self, x: Exploration, sharding: str, failing: Sequence[Case]) -> Iterator[Case]:
+        """Yield a few cases of a sharding that fail by the cause, if no run of it failed."""
+        if any(failed for case, failed in x.runs.items() if case.sharding == sharding):
+            return
+        bases = [one for base in failing for one in x.varying.of(base, "sharding") if one.sharding == sharding]
+        drawn = self._scattered(x, bases, random.Random(0)) if bases else iter(())
+        yield from itertools.islice(filter(self, itertools.islice(drawn, LIKELY)), EXCEPTIONS)
+
+    def _scattered(self, x: Exploration, cases: Sequence[Case], draw: random.Random) -> Iterator[Case]:
+        """Yield small cases without end, made of others; where no gradients are compared, a cotangent is no matter."""
+        for case in x.varying.scattered(cases, draw):
+            yield case if self.gradients else case.replace(cotangent=x.case.cotangent)
 
     def agrees(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> bool:
         """Whether it foretells the outcome of runs; a few may pass unforeseen, by what is allowed of roundings."""
@@ -168,20 +190,20 @@ def held_against(
     x = needs.exploration
     if x is None or any(cause.partial for cause in causes):
         return needs
-    # Scores far apart may show rounding errors that a fault has made larger, where the fault itself shows nothing.
-    seen = {one: failed for one, failed in x.seen.items() if one.values not in LARGE or x.case.values in LARGE}
+    seen = _ordinary(x)
     for harmless in (False, True):
         foretells = Foretelling(tuple(causes), capabilities, frozenset({x.case.sharding}), gradients, harmless)
         if foretells.agrees(seen, left):
             break
     else:
         return needs
-    foretells = foretells.in_other_shardings(seen, left)
     x.extended(RUNS, left)
-    explanation, complete = x.explanation(), needs.complete
     plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)
-    known = (case for case in sorted(plain, key=_size) if foretells(case) is not False)
-    failing = list(itertools.islice(known, BASES))
+    smallest = sorted(plain, key=_size)
+    with contextlib.suppress(Spent):
+        foretells = foretells.in_other_shardings(x, smallest[:BASES], left)
+    explanation, complete = x.explanation(), needs.complete
+    failing = list(itertools.islice((case for case in smallest if foretells(case) is not False), BASES))
     draw, soon = random.Random(0), left() / 2
     exceptions = list[Case]()
     with contextlib.suppress(Spent):
@@ -189,10 +211,9 @@ def held_against(
             if foretells(case) is False and x.met(case, explanation):
                 x.acquitted(case)
         explanation = x.explanation()
-        for case in itertools.islice(x.varying.scattered(failing[:], draw), FURTHER if failing else 0):
+        for case in itertools.islice(foretells._scattered(x, failing[:], draw), FURTHER if failing else 0):
             if left() <= soon:
                 break
-            case = case if gradients else case.replace(cotangent=x.case.cotangent)  # which is no matter then
             met = x.met(case, explanation)
             if met and len(exceptions) == MOST:
                 continue
@@ -213,6 +234,38 @@ def held_against(
     more = sum(x.met(case, explanation) for case in exceptions) >= EXCEPTIONS
     requirement = Requirement(SHOWS, lambda case: foretells(case) is not False)
     return said(x, explanation, complete, beyond=requirement, more=more)
+
+
+def contradicting(
+    needs: Needs,
+    causes: Sequence[Hypothesis],
+    capabilities: Capabilities,
+    *,
+    gradients: bool,
+    left: Callable[[], float],
+) -> list[Case]:
+    """Return cases that failed of which one of the causes says that they pass, though of others it says the truth.
+
+    Arguments are those of `held_against`.
+    """
+    x, found = needs.exploration, dict[Case, None]()
+    if x is None or any(cause.partial for cause in causes):
+        return []
+    failing = sorted((case for case, failed in _ordinary(x).items() if failed), key=_size)[:CHECKED]
+    for cause in causes:
+        foretells = Foretelling((cause,), capabilities, frozenset({x.case.sharding}), gradients)
+        told = {case: foretells(case) for case in failing if left() > 0}
+        if True in told.values():
+            found |= dict.fromkeys(case for case, fails in told.items() if fails is False)
+    return list(found)
+
+
+def _ordinary(x: Exploration) -> dict[Case, bool]:
+    """Return whether cases failed, but for those with scores far apart, unless the smallest has such.
+
+    They may show rounding errors that a fault has made larger, where the fault itself shows nothing.
+    """
+    return {one: failed for one, failed in x.seen.items() if one.values not in LARGE or x.case.values in LARGE}
 
 
 def _on_fewest_ranks(x: Exploration, failing: Sequence[Case]) -> list[Case]:

@@ -31,7 +31,7 @@ BARE = 0.3
 
 SCATTERED = (
     (MASKS, 2),
-    (("ranks", "length", "cross lengths", "heads", "key heads", "page table", "calls"), 2),
+    (("ranks", "length", "cross lengths", "sharding", "heads", "key heads", "page table", "calls"), 2),
     (("cotangent",), 1),
 )
 """Factors that scattered cases differ in, with how many of them at most: those that decide who attends what."""
