@@ -22,6 +22,12 @@ SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
     "of the head with its number on its rank, where heads are dealt out to the ranks": lambda heads, group, ranks: (
         np.arange(heads) % -(-heads // ranks)
     ),
+    "of every so many heads from its rank on, where ranks have runs of heads": lambda heads, group, ranks: (
+        np.arange(heads).reshape(-1, ranks).T.ravel() if heads % ranks == 0 else np.arange(heads)
+    ),
+    "of a run of heads, where ranks have every so many from their rank on": lambda heads, group, ranks: (
+        np.arange(heads).reshape(ranks, -1).T.ravel() if heads % ranks == 0 else np.arange(heads)
+    ),
     "of the next head": lambda heads, group, ranks: np.roll(np.arange(heads), -1),
     "in the order (head of the group, key head)": lambda heads, group, ranks: (
         np.arange(heads).reshape(group, heads // group).T.ravel()

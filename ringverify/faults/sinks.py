@@ -107,24 +107,6 @@ for totals, what in ((False, "weighted values"), (True, "exponentials")):
     )
 _add("O157", "the sink is multiplied by the scale", _with(lambda here, sinks: sinks * here.problem.scale_value))
 _add("O158", "each head takes the sink of the head before it", _with(lambda here, sinks: sinks.roll(1, dims=0)))
-
-
-def _in_turn(here: Here, sinks: Tensor, *, dealt: bool) -> Tensor:
-    """Return the sinks that ranks take of heads dealt in turn, where theirs are consecutive, or the other way round."""
-    if len(sinks) % here.size:
-        return sinks
-    shape = (-1, here.size) if dealt else (here.size, -1)
-    return sinks.reshape(*shape, 1).swapaxes(0, 1).reshape(-1, 1)
-
-
-FAULTS.cause(
-    "each rank takes the sinks of every so many heads, from its rank on, where it has consecutive heads",
-    _with(lambda here, sinks: _in_turn(here, sinks, dealt=True)),
-)
-FAULTS.cause(
-    "each rank takes the sinks of consecutive heads, where it has every so many heads, from its rank on",
-    _with(lambda here, sinks: _in_turn(here, sinks, dealt=False)),
-)
 _add("O159", "the exponential of the sink is not shifted", _with(lambda here, sinks: torch.log(torch.exp(sinks))))
 
 

@@ -63,6 +63,24 @@ def in_joined_order(here, owner, i, j):
     return torch.argsort(order)[j[0]] < torch.tensor(here.problem.key_lengths)[:, None, None, None]
 
 
+def remainder_last(here, owner, i, j):
+    """Causal by numbers of rows, where the last row of each longer shard stands behind all others."""
+    each = here.problem.nk // here.size
+
+    def number(rank):
+        place = torch.arange(len(here.shards[rank]))
+        return torch.where(place < each, rank * each + place, here.size * each + rank)
+
+    return number(owner)[None] <= number(here.rank)[:, None]
+
+
+def placed_by_the_longest(here, owner, i, j):
+    """Positions are counted from the rank times the longest shard; keys past the end are in no sequence."""
+    longest = -(-here.problem.nk // here.size)
+    keys, queries = (rank * longest + torch.arange(len(here.shards[rank])) for rank in (owner, here.rank))
+    return (keys[None] <= queries[:, None]) & (keys < here.problem.nk)[None]
+
+
 def transposed(here, owner, i, j):
     """Two teams of two ranks, whose members are taken to lie apart."""
     other = (0, 2, 1, 3)
@@ -245,6 +263,16 @@ TOLD = {
     "joined, rank by rank": (
         by_pattern(in_joined_order),
         [case_of(batch=2, sharding="zigzag", size=size, query_length=8 * size, key_lengths=(5, 11)) for size in (2, 3)],
+    ),
+    "the mask is made with queries and keys at positions that count rows where length // ranks of each shard are "
+    "joined, and what is left over comes last": (
+        by_pattern(remainder_last),
+        [case_of(causal=True, size=size, query_length=n) for size, n in ((2, 9), (3, 11), (4, 14))],
+    ),
+    "queries and keys are placed at positions counted from the rank times the longest shard, and keys past the end are "
+    "in no sequence": (
+        by_pattern(placed_by_the_longest),
+        [case_of(causal=True, size=size, query_length=n) for size, n in ((3, 10), (4, 13), (4, 9))],
     ),
     "the mask is made with queries and keys at positions as if the members of teams of as many ranks as divide ranks "
     "and key heads lay apart instead of side by side": (

@@ -1,5 +1,6 @@
 """Mechanisms of heads, of branches and of sums that overflow, written by hand: each is named by its own cause."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -151,6 +152,53 @@ def test_a_merge_without_a_shift_is_told_in_whichever_order():
     assert overflowing.UNSHIFTED in explaining(overflowing.hypotheses(scenes), scenes[:2])
     for one in overflowing.hypotheses(scenes):
         assert all(one.explains(scene) == 0.0 for scene in scenes[2:])
+
+
+def shifted_by(earlier, order):
+    """Parts merged one after the other, shifted by the lse of the sum so far or of what comes, not by the larger."""
+
+    def merged(so_far, new):
+        (out, lse), (more, more_lse) = so_far, new
+        shift = lse if earlier else more_lse
+        weights = (lse - shift).exp(), (more_lse - shift).exp()
+        total = sum(weights)
+        return sum((w / total)[..., None] * x for w, x in zip(weights, (out, more), strict=True)), shift + total.log()
+
+    def attend(q, k, v, call):
+        group = call.problem.group_size
+        k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
+        parts = []
+        for owner in range(call.world_size):
+            block = [x.contiguous() if owner == call.rank else torch.empty_like(x) for x in (k, v)]
+            for x in block:
+                dist.broadcast(x, dist.get_global_rank(call.group, owner), group=call.group)
+            s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, block[0])
+            parts.append((torch.einsum("bhqk,bkhd->bhqd", s.softmax(-1), block[1]), s.logsumexp(-1)))
+        found = functools.reduce(merged, [parts[owner % call.world_size] for owner in order(call)])
+        return found[0].transpose(1, 2), found[1]
+
+    return Implementation(attend, "shifted", Capabilities(lse=True, gradients=False, uneven=True))
+
+
+@pytest.mark.parametrize("text", overflowing.MERGED)
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_merge_that_is_shifted_by_one_of_two_parts_is_told_in_whichever_order(text, step):
+    """On two ranks it is known which rows that spoils, and on more which it cannot."""
+
+    def order(call):
+        return range(call.rank, call.rank + step * call.world_size, step)
+
+    attend = shifted_by(overflowing.MERGED[text], order)
+    cases = [
+        case_of(values="large_scores", size=size, seed=seed, query_length=3 * size)
+        for size, seed in ((2, 1), (2, 2), (3, 3), (4, 4))
+    ]
+    scenes, _ = seen(attend, [*cases, case_of(size=2)], gradients=False)
+    assert [bool(wrong_tensors(scene)) for scene in scenes] == [True] * 4 + [False]
+    said = [one for one in explaining(overflowing.hypotheses(scenes), scenes[:4]) if "of two log-sum-exps" in one]
+    assert said == [overflowing.OF_TWO.format(text)]
+    for one in overflowing.hypotheses(scenes):
+        assert one.explains(scenes[4]) == 0.0
 
 
 @pytest.mark.parametrize("failing", [True, False])

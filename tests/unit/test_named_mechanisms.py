@@ -370,6 +370,30 @@ def test_what_the_backward_takes_of_other_rows_is_told():
     ]
 
 
+def test_out_of_other_rows_in_delta_is_told():
+    """It is not their delta: the cotangent is the row's own."""
+
+    def gradients(steps, here, hop, owner, rows, block):
+        q, dout, delta, lse = rows
+        if owner <= here.rank:
+            return STEPS.gradients(steps, here, hop, owner, rows, block)
+        out = here.notes["out"]
+        more = (dout * (out.flip(2) - out)).sum(-1)
+        return STEPS.gradients(steps, here, hop, owner, (q, dout, delta + more, lse), block)
+
+    def kept(here, saved):
+        here.notes["out"] = saved[3]
+        return saved
+
+    scenes, _ = seen(
+        Implementation(ring_of(replace(STEPS, gradients=gradients, kept=kept)), "crossed", EVERYTHING),
+        [case_of(), case_of(size=2, query_length=10)],
+        gradients=True,
+    )
+    words = "on blocks of later ranks: the backward takes out, in delta, of the rows in reverse"
+    assert words in explaining(crossing.hypotheses(scenes), scenes)
+
+
 class Everyone(torch.autograd.Function):
     """Keys or values of all ranks, whose gradients stay where they are computed."""
 
@@ -1162,6 +1186,21 @@ def test_sinks_of_a_ranks_own_heads_are_told():
     scenes, _ = seen(Implementation(first_sinks, "sinks", declared), cases, gradients=False)
     assert explaining(SUBSTITUTED, scenes) == [
         "each head takes the sink of the head with its number on its rank, where heads are dealt out to the ranks"
+    ]
+
+
+def test_sinks_of_heads_that_lie_apart_are_told():
+    """Each rank has a run of heads, and takes every second or third sink from its rank on."""
+
+    def apart(q, k, v, call):
+        runs = torch.cat([call.sinks[rank :: call.world_size] for rank in range(call.world_size)])
+        return ring_of(STEPS)(q, k, v, replace(call, sinks=runs))
+
+    cases = [case_of(sinks=True, heads=4, size=2), case_of(sinks=True, heads=6, size=3)]
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    scenes, _ = seen(Implementation(apart, "sinks", declared), cases, gradients=False)
+    assert explaining(SUBSTITUTED, scenes) == [
+        "each head takes the sink of every so many heads from its rank on, where ranks have runs of heads"
     ]
 
 

@@ -567,6 +567,29 @@ def test_gradients_that_begin_at_the_first_ranks_number_of_rows_are_told():
     assert words in explaining(of_gradients(scenes), scenes)
 
 
+def test_gradients_that_are_cut_from_padded_shards_are_told():
+    """Each shard is padded to the longest, and begins at the rank times its own number of rows."""
+
+    def cut(x, size):
+        lengths = [x.size(1) // size + (rank < x.size(1) % size) for rank in range(size)]
+        shards = [torch.nn.functional.pad(y, (0, 0, 0, 0, 0, lengths[0] - y.size(1))) for y in x.split(lengths, dim=1)]
+        whole = torch.cat(shards, dim=1)
+        return [whole[:, rank * n :][:, :n] for rank, n in enumerate(lengths)]
+
+    def attend(q, k, v, call):
+        return Uneven.apply(q, k, v, call, cut)
+
+    declared = Capabilities(causal="never", uneven=True)
+    scenes, _ = seen(
+        Implementation(attend, "cut", declared), [case_of(size=4, query_length=n) for n in (14, 10)], gradients=True
+    )
+    words = (
+        "the rows of dk and dv that are returned are those at positions of rows from the rank times the rank's own "
+        "number of rows on, in the order of the shards, padded to the longest"
+    )
+    assert words in explaining(of_gradients(scenes), scenes)
+
+
 class Uneven(torch.autograd.Function):
     """Right but for which rows of dk and dv come back; shards may differ in length."""
 
