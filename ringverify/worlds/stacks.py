@@ -101,7 +101,8 @@ def line_of_user(error: BaseException) -> str | None:
     others = [one for one in every if not one.filename.startswith(_PACKAGE) or one.filename.startswith(_RING)]
     frames = [one for one in others if whose_file(one.filename) == "user"]
     if not frames:
-        by_autograd = any(one.filename.startswith(_AUTOGRAD) for one in others)
+        # What calls a user's function there is called `apply`.
+        by_autograd = others and others[-1].filename.startswith(_AUTOGRAD) and others[-1].name != "apply"
         return "by autograd, of what a backward has returned" if by_autograd else None
     last = frames[-1]
     said = f", by `{cut(last.line)}`" if last.line else ""

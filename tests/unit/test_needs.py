@@ -1,9 +1,11 @@
 """When a case fails is said truly: conditions are planted, and found again by variants of the smallest case."""
 
 import dataclasses
+import itertools
 import random
 from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from ringref.problem import Problem
 from ringref.sharding import PageTable
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
-from ringverify.cases.inputs import has_ordinary_sinks
+from ringverify.cases.inputs import has_ordinary_sinks, lay_out
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.cases.strategies import Scope, case_of, cases
@@ -157,6 +159,8 @@ RELATED = [
     ("a key that some batch entry attends, and the first one does not", lambda one: one["beyond_first"]),
     ("a window that is 0 on the left", lambda one: one["zero_left"]),
     ("a rank without tokens beside one that has some", lambda one: one["empty_beside"]),
+    ("a rank that holds keys, and fewer than another one", lambda one: one["short"]),
+    ("tokens on every rank, an odd number of keys", lambda one: one["keys"] % 2 == 1 and one["full"]),
     ("ranks 0 and 1, 2 and 3, or the next two, with different numbers of keys", lambda one: one["uneven_pairs"]),
     ("a length that torch.chunk would deal out otherwise", lambda one: one["cut_by_chunk"]),
     ("a window that ends fewer shards to the left by the longest shard than by the shortest",
@@ -184,6 +188,15 @@ def test_a_length_that_chunk_deals_out_otherwise_is_known(sharding, size):
         sizes = [[len(one) for one in of(torch.arange(n), pieces)] for of in (torch.chunk, torch.tensor_split)]
         case = Case(problem=Problem(query_length=n, head_dim=1), sharding=sharding, world_size=size)
         assert features(case, TOKENS)["cut_by_chunk"] == (sizes[0] != sizes[1])
+
+
+@pytest.mark.parametrize("memory", ["contiguous", "transposed", "strided", "offset", "packed"])
+def test_inputs_that_are_not_contiguous_are_those_that_torch_calls_so(memory):
+    """Axes of one element do not count, nor do inputs without any."""
+    for batch, heads, n in itertools.product((1, 2), (1, 2), (0, 1, 2)):
+        case = Case(problem=Problem(query_length=n, batch=batch, heads=heads, head_dim=2), memory=memory)
+        tensor, _ = lay_out(np.zeros((batch, n, heads, 2)), torch.float32, memory, "cpu")
+        assert features(case, TOKENS)["strides"] == (not tensor.is_contiguous())
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,22 @@ class Placed:
         """Whether some branches of a dilation with shared heads cover a query, and others do not, in some head."""
         return any(bool((one != self.kept[0]).any()) for one in self.kept)
 
+    def not_contiguous(self) -> bool:
+        """Whether q, k or v of some rank is not contiguous in memory: an axis of one element is no matter."""
+        p, layout = self.p, self.case.memory
+        inputs = [(n, p.heads, p.head_dim) for n in map(len, self.queries)]
+        inputs += [(n, p.hk, dim) for n in map(len, self.keys) for dim in (p.head_dim, p.dv)]
+        return any(
+            p.batch * n * heads * dim > 0
+            and (
+                layout == "expanded"
+                or (layout == "transposed" and n > 1 and heads > 1)
+                or (layout == "strided" and p.batch * n > 1)
+                or (layout == "packed" and p.batch * n * heads > 1)
+            )
+            for n, heads, dim in inputs
+        )
+
     def idle_branch(self) -> bool:
         """Whether a rank holds positions, and a branch keeps none of them in some head."""
         held = (one[:, rows] for one in self.kept for rows in self.queries if len(rows))
@@ -454,7 +470,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         Placed.dealt_otherwise_by_chunk),
     "even": ("shards of equal lengths", "even shards", 1.6, lambda one: len(one.lengths) == 1),
     "odd_shard": ("a rank with an odd number of keys", "length", 1.35, lambda one: any(n % 2 for _, n in one.lengths)),
-    "full": ("tokens on every rank", "even shards+length", 1.3,
+    "full": ("tokens on every rank", "even shards+length", 1.15,
         lambda one: all(itertools.chain(*one.lengths))),
     "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
     "empty_beside": ("a rank without tokens beside one that has some", "even shards", 1.31,
@@ -497,8 +513,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
             call.problem.nk % one.case.page_table.page_size for call in one.case.calls)),
     "early_page": ("a page that is not full before another one of its rank that holds keys",
         "pages+sharding+length", 1.25, Placed.early_page),
-    "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
-        lambda one: one.case.memory != "contiguous"),
+    "strides": ("inputs that are not contiguous in memory", "strides", 1.0, Placed.not_contiguous),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),
     "choice": ("at least 2 keys for a query", "length", 0.98, lambda one: one.attended.max(initial=0) > 1),
     "differing": ("at least 2 keys for a query, with queries other than 0", "values+length", 1.05,

@@ -216,10 +216,13 @@ class Exploration:
             self._told_apart(generous, pool)
             if self._acquitted_alone():
                 self._told_apart(generous, pool)
-            self.all_hold = any(self.passes(one) for one in self.varying.too_short(self.case))
-            if self.all_hold and self._of_lengths():
-                for one in (*self.varying.too_short(self.case), *self.varying.too_short(generous)):
-                    self.failed(one, expected=False)
+            short = [*self.varying.too_short(self.case), *self.varying.too_short(generous)]
+            self.all_hold = any(self.passes(one) for one in short)
+            explanation = self.explanation()
+            if self.all_hold and any("length" in changing(condition) for condition in explanation):
+                for one in short:
+                    if self.met(one, explanation):  # what is said has to hold too where a rank holds nothing
+                        self.failed(one, expected=False)
                 self._told_apart(generous, pool)
         except Spent:
             return self.explanation(), False
@@ -332,10 +335,6 @@ class Exploration:
         doubted = [one for one in asked if one in self._doubtful]
         self.runs |= dict.fromkeys(doubted, False)
         return bool(doubted)
-
-    def _of_lengths(self) -> bool:
-        """Return whether what is said is about lengths: then it has to hold too where a rank holds nothing."""
-        return any("length" in changing(condition) for condition in self.explanation())
 
     def passes_or_may(self, case: Case) -> bool:
         """Return whether a case passes with its own seed, or a run leaves it in doubt."""

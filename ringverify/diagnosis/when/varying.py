@@ -237,8 +237,8 @@ class Varying:
         """Return a case with so few positions that a rank holds nothing, if that is declared and the case has more."""
         if not self.c.empty_shards or min(case.problem.nq, case.problem.nk) < case.world_size:
             return []
-        few = dict.fromkeys((1, case.world_size - 1)) if case.world_size > 1 else ()
-        found = (one for n in few for one in _stretched(case, n, n))
+        last = case.world_size - 1
+        found = (one for n in dict.fromkeys((1, last, last - 1)) if n > 0 for one in _stretched(case, n, n))
         return [one for one in found if why_unsupported(one, self.c) is None]
 
     def without(self, case: Case, factors: Collection[str]) -> Case | None:
