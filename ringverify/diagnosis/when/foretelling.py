@@ -60,8 +60,11 @@ LIKELY = 60
 ALONE = 4
 """Cases that are run on as few ranks as there may be, if they pass there by the cause."""
 
+DRAWN = 300
+"""Further cases that are drawn for each condition that was said, of which those that lack it are judged by a cause."""
+
 BELOW = 40
-"""Cases that are judged by a cause for each limit of a number that was said, and do not reach it."""
+"""Cases that are judged by a cause for each condition that was said, and lack it."""
 
 VARIANTS = 2
 """Variants of such a factor, in each of these cases."""
@@ -141,10 +144,10 @@ class Foretelling:
         if any(failed for case, failed in x.runs.items() if case.sharding == sharding):
             return
         bases = [one for base in failing for one in x.varying.of(base, "sharding") if one.sharding == sharding]
-        drawn = self._scattered(x, bases, random.Random(0)) if bases else iter(())
+        drawn = self.scattered(x, bases, random.Random(0)) if bases else iter(())
         yield from itertools.islice(filter(self, itertools.islice(drawn, LIKELY)), EXCEPTIONS)
 
-    def _scattered(self, x: Exploration, cases: Sequence[Case], draw: random.Random) -> Iterator[Case]:
+    def scattered(self, x: Exploration, cases: Sequence[Case], draw: random.Random) -> Iterator[Case]:
         """Yield small cases without end, made of others; where no gradients are compared, a cotangent is no matter."""
         for case in x.varying.scattered(cases, draw):
             yield case if self.gradients else case.replace(cotangent=x.case.cotangent)
@@ -204,6 +207,8 @@ def held_against(
         foretells = foretells.in_other_shardings(x, smallest[:BASES], left)
     explanation, complete = x.explanation(), needs.complete
     failing = list(itertools.islice((case for case in smallest if foretells(case) is not False), BASES))
+    others = (case for case, failed in x.runs.items() if failed and case.sharding != x.case.sharding)
+    failing += itertools.islice((case for case in others if foretells(case) and case not in failing), BASES)
     draw, soon = random.Random(0), left() / 2
     exceptions = list[Case]()
     with contextlib.suppress(Spent):
@@ -211,7 +216,7 @@ def held_against(
             if foretells(case) is False and x.met(case, explanation):
                 x.acquitted(case)
         explanation = x.explanation()
-        for case in itertools.islice(foretells._scattered(x, failing[:], draw), FURTHER if failing else 0):
+        for case in itertools.islice(foretells.scattered(x, failing[:], draw), FURTHER if failing else 0):
             if left() <= soon:
                 break
             met = x.met(case, explanation)
@@ -224,7 +229,7 @@ def held_against(
                 exceptions.append(case)
             if fails:
                 failing.append(case)
-        while (refuting := _without_a_limit(x, explanation, failing, foretells, draw, soon / 2)) is not None:
+        while (refuting := _without_one(x, explanation, failing, foretells, draw, soon / 2)) is not None:
             if not x.failed(refuting, expected=False):
                 break
             explanation = x.explanation()
@@ -289,7 +294,7 @@ def _steadily(foretells: Foretelling, case: Case) -> bool:
     return all(foretells(case.replace(seed=case.seed + more)) is False for more in range(SEEDS))
 
 
-def _without_a_limit(
+def _without_one(
     x: Exploration,
     explanation: Sequence[Condition],
     failing: Sequence[Case],
@@ -297,20 +302,23 @@ def _without_a_limit(
     draw: random.Random,
     until: float,
 ) -> Case | None:
-    """Return a case that fails by its cause though a number is below a limit that was said; `None` if none is found.
+    """Return a case that fails by its cause though it lacks a condition that was said; `None` if none is found.
 
-    Such a limit often stands for a relation with a length, a segment or a tile, and a smaller one does with others. So
-    does what is said of lengths in other words.
+    What is said of lengths comes first: a limit often stands for a relation with a length, a segment or a tile, and a
+    smaller one does with others.
     """
-    for condition in (one for one in explanation if one.limit or "length" in one.factors):
-        others, below = [one for one in explanation if one is not condition], 0
-        for case in _beyond(x, condition, draw.sample(failing, len(failing))):
-            if below == BELOW or x.left() <= until:
-                break
-            if case not in x.runs and x.met(case, others):
-                below += 1
-                if foretells(case):
-                    return case
+    for condition in sorted(explanation, key=lambda one: not (one.limit or "length" in one.factors)):
+        others = [one for one in explanation if one is not condition]
+        scattered = itertools.islice(foretells.scattered(x, failing, draw), DRAWN)
+        for cases in (_beyond(x, condition, draw.sample(failing, len(failing))), scattered):
+            below = 0
+            for case in cases:
+                if below == BELOW or x.left() <= until:
+                    break
+                if case not in x.runs and x.met(case, others) and not x.met(case, [condition]):
+                    below += 1
+                    if foretells(case):
+                        return case
     return None
 
 
