@@ -91,6 +91,21 @@ def _beyond_either(up: bool, pairs: Pairs) -> Mask:
     return _beyond("later", "right", up, pairs) | _beyond("earlier", "left", up, pairs)
 
 
+def _on_its_way(pairs: Pairs) -> Mask:
+    """Whether a block goes on, in a chain without an end that leads back, to as many ranks as some rank needs."""
+    queries, keys = pairs.queries.shards, pairs.keys.shards
+    if len(queries) != pairs.size:  # every rank has all queries
+        return np.zeros((1, 1, 1, 1), dtype=bool)
+    attends = np.array([[pairs.true[:, :, rows][..., held].any() for held in keys] for rows in queries])
+    rank, owner = np.nonzero(attends)
+    right, left = (away.max(initial=0) for away in (rank - owner, owner - rank))
+    last, first = np.minimum(pairs.owner + right, pairs.size - 1), np.maximum(pairs.owner - left, 0)
+    found: Mask = ((pairs.owner < pairs.rank) & (pairs.rank < last)) | (
+        (first < pairs.rank) & (pairs.rank < pairs.owner)
+    )
+    return found
+
+
 def _shard(pairs: Pairs) -> int:
     return max(1, *(len(held) for held in pairs.keys.shards))
 
@@ -126,6 +141,7 @@ def _parts() -> Iterator[PartOfPairs]:
             (np.minimum(pairs.hop, -pairs.hop % pairs.size) == pairs.size // 2) & (pairs.hop > 0)
         ),
         "past hop ranks // 2": lambda pairs: pairs.hop > pairs.size // 2,
+        "on blocks that go on to a rank further away on that side of the owner": _on_its_way,
         "at odd hops": lambda pairs: pairs.hop % 2 == 1,
         "at even hops": lambda pairs: pairs.hop % 2 == 0,
         "on the block of the rank before": lambda pairs: pairs.owner == pairs.rank - 1,

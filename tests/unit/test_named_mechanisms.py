@@ -21,7 +21,7 @@ from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.fitting import in_some_places
 from ringverify.diagnosis.further_cases import _in_shape
-from ringverify.diagnosis.gradients import carrying, crossing, sinks
+from ringverify.diagnosis.gradients import adding, carrying, crossing, sinks
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.narrowing import NARROWED
 from ringverify.diagnosis.poison import of_poison
@@ -392,6 +392,25 @@ def test_out_of_other_rows_in_delta_is_told():
     )
     words = "on blocks of later ranks: the backward takes out, in delta, of the rows in reverse"
     assert words in explaining(crossing.hypotheses(scenes), scenes)
+
+
+def test_gradients_that_end_with_the_last_rank_of_a_chain_are_told():
+    """What ranks on the way have added to those of a block is not passed on; a window ends the chain sooner."""
+
+    def gradients(steps, here, hop, owner, rows, block):
+        dq, of_block = STEPS.gradients(steps, here, hop, owner, rows, block)
+        away = here.size - 1 if here.problem.window is None else 2
+        last = min(owner + away, here.size - 1) if owner < here.rank else max(owner - away, 0)
+        on_its_way = owner != here.rank and here.rank != last
+        return dq, tuple(x * (not on_its_way) for x in of_block)
+
+    cases = [case_of(size=4, query_length=12), case_of(size=5, query_length=15, window=(5, 5))]
+    attend = Implementation(ring_of(replace(STEPS, gradients=gradients)), "chain", EVERYTHING)
+    scenes, _ = seen(attend, cases, gradients=True)
+    words = (
+        "on blocks that go on to a rank further away on that side of the owner: what is added to dk and dv is missing"
+    )
+    assert words in explaining(adding.hypotheses(scenes), scenes)
 
 
 class Everyone(torch.autograd.Function):

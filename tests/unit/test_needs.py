@@ -159,6 +159,10 @@ RELATED = [
     ("a key that some batch entry attends, and the first one does not", lambda one: one["beyond_first"]),
     ("a window that is 0 on the left", lambda one: one["zero_left"]),
     ("a rank without tokens beside one that has some", lambda one: one["empty_beside"]),
+    ("causal, a document on several ranks that does not begin on the first",
+     lambda one: one["causal"] and one["crossing_later"]),
+    ("a document that begins or ends where the shard of a rank other than the first begins",
+     lambda one: one["bordering"]),
     ("a rank that holds keys, and fewer than another one", lambda one: one["short"]),
     ("tokens on every rank, an odd number of keys", lambda one: one["keys"] % 2 == 1 and one["full"]),
     ("ranks 0 and 1, 2 and 3, or the next two, with different numbers of keys", lambda one: one["uneven_pairs"]),
@@ -188,6 +192,18 @@ def test_a_length_that_chunk_deals_out_otherwise_is_known(sharding, size):
         sizes = [[len(one) for one in of(torch.arange(n), pieces)] for of in (torch.chunk, torch.tensor_split)]
         case = Case(problem=Problem(query_length=n, head_dim=1), sharding=sharding, world_size=size)
         assert features(case, TOKENS)["cut_by_chunk"] == (sizes[0] != sizes[1])
+
+
+@pytest.mark.parametrize(
+    ("documents", "bordering", "later"),
+    [((0, 3, 8), True, True), ((0, 2, 5), False, False), ((1, 4), False, False), ((0, 1, 8), False, False),
+     ((4, 8), False, True), ((3, 3, 3), False, False), ((0, 6), True, False), (None, False, False)],
+)  # fmt: skip
+def test_documents_border_on_shards_or_begin_on_later_ones(documents, bordering, later):
+    """Three ranks hold positions 0 to 2, 3 to 5, and 6 and 7."""
+    case = Case(problem=Problem(query_length=8, head_dim=1, documents=documents), sharding="contiguous", world_size=3)
+    seen = features(case, dataclasses.replace(TOKENS, documents=True))
+    assert (seen["bordering"], seen["crossing_later"]) == (bordering, later)
 
 
 @pytest.mark.parametrize("memory", ["contiguous", "transposed", "strided", "offset", "packed"])

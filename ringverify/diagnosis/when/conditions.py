@@ -113,10 +113,19 @@ class Placed:
         """Numbers of queries and keys that ranks hold."""
         return {(len(queries), len(keys)) for queries, keys in zip(self.queries, self.keys, strict=True)}
 
-    def crossing(self) -> bool:
-        """Whether the positions of one document lie on several ranks."""
-        spans = itertools.pairwise(self.documents)
-        return any(sum(bool(((rows >= a) & (rows < b)).any()) for rows in self.keys) > 1 for a, b in spans)
+    def crossing(self, first: int = 0) -> bool:
+        """Whether the positions of one document lie on several ranks, of which none is before the first one."""
+        on = [
+            [bool(((rows >= a) & (rows < b)).any()) for rows in self.keys]
+            for a, b in itertools.pairwise(self.documents)
+        ]
+        return any(sum(ranks) > 1 and not any(ranks[:first]) for ranks in on)
+
+    def bordering(self) -> bool:
+        """Whether a document that has positions begins or ends where the shard of a rank other than 0 begins."""
+        begins = {int(rows.min()) for rows in self.keys[1:] if len(rows)}
+        ends = {cut for a, b in itertools.pairwise(self.documents) if a < b for cut in (a, b)}
+        return not begins.isdisjoint(ends)
 
     def inside(self, cuts: tuple[int, ...]) -> bool:
         """Whether some rank holds positions before and after one of the cuts."""
@@ -334,6 +343,10 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.inside(one.documents)),
     "inner_begin": ("a document that begins inside a rank's shard", "documents+length", 1.4,
         lambda one: one.inside(one.documents[:-1])),
+    "bordering": ("a document that begins or ends where the shard of a rank other than the first begins",
+        "documents+length", 1.42, Placed.bordering),
+    "crossing_later": ("a document on several ranks that does not begin on the first", "documents+length+ranks", 1.41,
+        lambda one: one.crossing(first=1)),
     "empty_document": ("a document without positions", "documents", 1.4,
         lambda one: any(a == b for a, b in itertools.pairwise(one.documents))),
     "outside": ("positions outside all documents", "documents", 1.5,
