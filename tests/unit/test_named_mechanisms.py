@@ -402,7 +402,7 @@ def test_gradients_that_end_with_the_last_rank_of_a_chain_are_told():
         away = here.size - 1 if here.problem.window is None else 2
         last = min(owner + away, here.size - 1) if owner < here.rank else max(owner - away, 0)
         on_its_way = owner != here.rank and here.rank != last
-        return dq, tuple(x * (not on_its_way) for x in of_block)
+        return dq, of_block._make(x * (not on_its_way) for x in of_block)
 
     cases = [case_of(size=4, query_length=12), case_of(size=5, query_length=15, window=(5, 5))]
     attend = Implementation(ring_of(replace(STEPS, gradients=gradients)), "chain", EVERYTHING)
