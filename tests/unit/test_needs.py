@@ -164,6 +164,7 @@ RELATED = [
     ("a document that begins or ends where the shard of a rank other than the first begins",
      lambda one: one["bordering"]),
     ("a rank that holds keys, and fewer than another one", lambda one: one["short"]),
+    ("at least 2 ranks, 3 keys or more on every rank", lambda one: one["keys_everywhere"] >= 3 and one["ranks"] > 1),
     ("tokens on every rank, an odd number of keys", lambda one: one["keys"] % 2 == 1 and one["full"]),
     ("ranks 0 and 1, 2 and 3, or the next two, with different numbers of keys", lambda one: one["uneven_pairs"]),
     ("a length that torch.chunk would deal out otherwise", lambda one: one["cut_by_chunk"]),

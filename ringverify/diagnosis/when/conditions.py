@@ -573,6 +573,7 @@ COUNTS: dict[str, tuple[str, str, str, float]] = {
     "ranks": ("rank", "ranks", "ranks", 1.0),
     "keys_here": ("key on a rank", "keys on a rank", "length", 1.0),
     "queries_here": ("query on a rank", "queries on a rank", "length", 1.02),
+    "keys_everywhere": ("key on every rank", "keys on every rank", "length", 1.04),
     "keys": ("key", "keys", "length", 1.05),
     "queries": ("query", "queries", "length", 1.07),
     "heads": ("head", "heads", "heads", 1.0),
@@ -643,6 +644,7 @@ def features(case: Case, capabilities: Capabilities) -> Features:
         "queries": p.nq,
         "keys_here": seen.here,
         "queries_here": max(len(rows) for rows in seen.queries),
+        "keys_everywhere": min(len(rows) for rows in seen.keys),
         "heads": p.heads,
         "key_heads": p.hk,
         "group_size": p.group_size,
@@ -697,6 +699,8 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
             continue  # the number of keys is the same
         numbers = sorted({int(one[name]) for one in cases if name in one})
+        if name == "keys_everywhere":  # that there is one is "tokens on every rank"
+            numbers = [n for n in numbers if n > 0]
         found += _numbers(name, numbers, token=not c.cross_lengths)
     return found
 
@@ -778,7 +782,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
     def compared(words: str, n: int) -> str:
         if name in SIZES:
             return f"{many} {words} {n}"
-        if name.endswith("_here") and words == "at least":
+        if " on " in many and words == "at least":
             return f"{n} {many.replace(' on ', ' or more on ')}"
         return f"{words} {n} {single if n == 1 else many}"
 
@@ -787,6 +791,8 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         about = FLAGS.keys() & {factor}  # of documents and windows there may be none: that there is one is news
         said = bool(about) or not (n < 2 or (n == 2 and name in ("keys", "queries")))
         yield one_of(compared("at least", n), n / 1e4, functools.partial(operator.le, n), said=said, limit=int(n > 2))
+    if name == "keys_everywhere":  # that it is few of them is news of none
+        return
     if name in ("left_side", "right_side"):  # a limit of theirs stands for one beside the length of a shard
         numbers = [n for n in numbers if n < 2]
     for n in numbers[:-1]:
