@@ -592,6 +592,7 @@ class ImplementationRun:
         )
         return dataclasses.replace(
             counterexample_event(shown, implementation=self.implementation.name, property=property.id),
+            needs=shown.needs,
             region=None if region is None else region.told(),
             after=tuple(case.describe() for case in shown.after),
             shrunk_from=shown.first.describe(),
