@@ -150,6 +150,14 @@ def halo_too_short(here, owner, i, j):
     return torch.tensor(here.rank - owner <= BLOCKS_OF_LAST[here.problem.window[0]])
 
 
+def a_hop_too_few(here, owner, i, j):
+    """Some first query needs a block of which the last key is as far away as the window reaches: it counts as none."""
+    left, held = here.problem.window[0], here.shards
+    pairs = [(r, o) for r in range(here.size) for o in range(r) if len(held[r]) and len(held[o])]
+    hops = max((r - o for r, o in pairs if held[r][0] - held[o][-1] < left), default=0)
+    return torch.tensor(here.rank - owner <= hops)
+
+
 def halo_reversed(here, owner, i, j):
     """The last of three ranks takes each of the two blocks before its own for the other."""
     j = j + {0: 9, 1: -9}[owner] if here.rank == 2 and owner < 2 else j
@@ -365,6 +373,10 @@ TOLD = {
     "a rank attends only as many blocks before its own as last queries need, not first ones": (
         where(halo_too_short),
         [case_of(window=(left, 0), **THREE) for left in BLOCKS_OF_LAST],
+    ),
+    "a rank attends only as many blocks before its own as the neediest rank needs of a window that is a key shorter": (
+        where(a_hop_too_few),
+        [case_of(window=(left, 0), **THREE) for left in (1, 10)] + [case_of(window=(1, None), size=3, query_length=26)],
     ),
     "the blocks that a rank fetches from those before it are joined in reverse order, and taken to ascend": (
         by_pattern(halo_reversed),

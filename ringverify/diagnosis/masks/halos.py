@@ -22,6 +22,12 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
             functools.partial(_too_few, functools.partial(_by_nearest_query, side), side),
             0.5,
         )
+        yield Otherwise(
+            f"a rank attends only as many blocks {which} its own as the neediest rank needs of a window that is a key "
+            "shorter",
+            functools.partial(_too_few, functools.partial(_by_shorter_window, side), side),
+            0.6,
+        )
     for text, reach in REACHES.items():
         for side, which in (("left", "before"), ("right", "after")):
             yield Otherwise(
@@ -80,6 +86,12 @@ def _by_nearest_query(side: str, pairs: Pairs, extent: int, rank: int) -> int:
     """Return how many blocks the query of any shard needs that needs the fewest in it."""
     end = -1 if side == "left" else 0
     return max(_blocks_of(pairs, other, extent, side, end) for other in range(pairs.size))
+
+
+def _by_shorter_window(side: str, pairs: Pairs, extent: int, rank: int) -> int:
+    """Return how many blocks some rank needs by a window that is a key shorter on one side."""
+    end, shorter = (0 if side == "left" else -1), max(0, extent - 1)
+    return max(_blocks_of(pairs, other, shorter, side, end) for other in range(pairs.size))
 
 
 REACHES: dict[str, Reach] = {
