@@ -590,6 +590,27 @@ def test_gradients_that_are_cut_from_padded_shards_are_told():
     assert words in explaining(of_gradients(scenes), scenes)
 
 
+def test_a_single_row_that_is_left_and_stands_for_all_is_told():
+    """A slice that begins with the last row is broadcast where it is assigned."""
+
+    def cut(x, size):
+        lengths = [x.size(1) // size + (rank < x.size(1) % size) for rank in range(size)]
+        first = [rank * (x.size(1) // size + 1) for rank in range(size)]
+        slices = [x[:, begin : begin + n] for begin, n in zip(first, lengths, strict=True)]
+        return [y.expand(-1, n, -1, -1) for y, n in zip(slices, lengths, strict=True)]
+
+    def attend(q, k, v, call):
+        return Uneven.apply(q, k, v, call, cut)
+
+    declared = Capabilities(causal="never", uneven=True)
+    scenes, _ = seen(Implementation(attend, "cut", declared), [case_of(size=3, query_length=7)], gradients=True)
+    words = (
+        "the rows of dk and dv that are returned are those at positions of rows from the rank times the longest shard "
+        "on, in the order of the shards, a single one that is left being taken for all"
+    )
+    assert words in explaining(of_gradients(scenes), scenes)
+
+
 class Uneven(torch.autograd.Function):
     """Right but for which rows of dk and dv come back; shards may differ in length."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -89,17 +90,27 @@ SLICES = {text: at for text, at in POSITIONS.items() if text.startswith(("counte
 """Positions at which rows of results may be taken."""
 
 
-def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints], *, padded: bool = False) -> At:
-    """Return the positions of rows of the whole in the order of the shards, beginning with one for each rank.
+Past = Literal["the end", "padding", "one row for all"]
+"""What follows where rows are too few: none; those that pad shorter shards; or the last, if it is the only one."""
 
-    Shards may be padded to the longest with rows of no position.
-    """
+FOLLOWS: dict[Past, str] = {
+    "the end": "",
+    "padding": ", padded to the longest",
+    "one row for all": ", a single one that is left being taken for all",
+}
+
+
+def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints], past: Past) -> At:
+    """Return the positions of rows of the whole in the order of the shards, beginning with one for each rank."""
 
     def at(pairs: Pairs, x: OneSide) -> Ints:
-        longest = max(map(len, x.shards)) if padded else 0
+        longest = max(map(len, x.shards)) if past == "padding" else 0
         order = np.concatenate([np.pad(held, (0, max(0, longest - len(held))), constant_values=x.total)
                                 for held in x.shards])  # fmt: skip
-        row = of(pairs, x) + x.place
+        first = of(pairs, x)
+        row = first + x.place
+        if past == "one row for all":
+            row = np.where(first == len(order) - 1, first, row)
         inside = (row >= 0) & (row < len(order))
         return np.where(inside, order[np.clip(row, 0, max(0, len(order) - 1))], x.total) if len(order) else row
 
@@ -107,10 +118,8 @@ def _in_order_of_shards(of: Callable[[Pairs, OneSide], Ints], *, padded: bool = 
 
 
 SLICES |= {
-    f"of rows from the rank times {what} on, in the order of the shards{', padded to the longest' if padded else ''}": (
-        _in_order_of_shards(of, padded=padded)
-    )
-    for padded in (False, True)
+    f"of rows from the rank times {what} on, in the order of the shards{follows}": _in_order_of_shards(of, past)
+    for past, follows in FOLLOWS.items()
     for what, of in {
         "the rank's own number of rows": lambda pairs, x: x.rank * x.count,
         "rows // ranks": lambda pairs, x: x.rank * (x.total // pairs.size),
