@@ -129,6 +129,13 @@ def covered_by_position(here, owner, i, j):
     return (i // 5 == j // 5) & (i % 2 == 0) & (j % 5 % 2 == 0)
 
 
+def last_segment_joined(here, owner, i, j):
+    """Segments of 5 and a rate of 2, of which the last, if it is shorter, is one with that before it."""
+    last = here.problem.nk // 5 - 1
+    one_segment = (i // 5).clamp(max=last) == (j // 5).clamp(max=last)
+    return one_segment & (i % 5 % 2 == 0) & (j % 5 % 2 == 0)
+
+
 def covered_from_the_shard(here, owner, i, j):
     """Queries of a branch with segments of 5 and a rate of 2, as if segments began where the shard does."""
     return (i // 5 == j // 5) & ((i - i[0]) % 5 % 2 == 0) & (j % 5 % 2 == 0)
@@ -345,6 +352,11 @@ TOLD = {
         by_pattern(covered_from_the_shard),
         [case_of(dilation=Dilation(((5, 2),), heads="shared", head_offset="block"), heads=1, query_length=n)
          for n in (12, 16)],
+    ),
+    "a last segment of a dilation that is shorter than the others is joined to the one before it": (
+        by_pattern(last_segment_joined),
+        [case_of(dilation=Dilation(((5, 2),), heads="shared", head_offset="block"), heads=1, query_length=n)
+         for n in (12, 13)],
     ),
     "a rank leaves out its queries whose document, or sequence without documents, begins before the rank's shard and "
     "ends after it": (

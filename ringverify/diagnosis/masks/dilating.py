@@ -44,6 +44,11 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _placed_in_shards,
         0.75,
     )
+    yield Otherwise(
+        "a last segment of a dilation that is shorter than the others is joined to the one before it",
+        _last_joined,
+        0.75,
+    )
     for text, longest in LOCAL.items():
         yield Otherwise(
             f"a branch of a dilation whose segments are no longer than {text} attends the rank's own keys alone: a "
@@ -161,6 +166,19 @@ def _segments(at: At, pairs: Pairs) -> Counts | None:
         i = plain[0] % w  # in one segment, where only places in it decide
         through = branch(pairs, number, i, plain[1] % w)
         total += through * (plain[0] // w == keys // w)
+    return rest * total
+
+
+def _last_joined(pairs: Pairs) -> Counts | None:
+    """Return counts if as many segments are told apart as there are whole ones; places in them are right."""
+    p = pairs.problem
+    if p.dilation is None:
+        return None
+    i, j = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else (i, j)), np.zeros_like(pairs.true)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        last = max(p.nk // w, 1) - 1
+        total += branch(pairs, number, i % w, j % w) * (np.minimum(i // w, last) == np.minimum(j // w, last))
     return rest * total
 
 
