@@ -38,15 +38,21 @@ def _batch_for_rank(scene: Scene, x: Array, of_keys: int) -> Array:
 
 
 def _heads_by_turns(of: Callable[[Scene], int], scene: Scene, x: Array, of_keys: int) -> Array:
-    """Read heads `(n, H / n)` as `(H / n, n)`, for a number n."""
+    """Read heads `(n, H / n)` as `(H / n, n)`, for a number n; they are padded with zeros so that it divides them."""
     heads, n = x.shape[2], of(scene)
-    return x if heads % n else x[:, :, np.arange(heads).reshape(n, -1).T.ravel()]
+    each = -(-heads // n)
+    return _padded(x, n * each)[:, :, np.arange(n * each).reshape(n, -1).T.ravel()[:heads]]
 
 
 def _turns_of_heads(of: Callable[[Scene], int], scene: Scene, x: Array, of_keys: int) -> Array:
-    """Read heads `(H / n, n)` as `(n, H / n)`, for a number n."""
+    """Read heads `(H / n, n)` as `(n, H / n)`, for a number n; they are padded with zeros so that it divides them."""
     heads, n = x.shape[2], of(scene)
-    return x if heads % n else x[:, :, np.arange(heads).reshape(-1, n).T.ravel()]
+    each = -(-heads // n)
+    return _padded(x, n * each)[:, :, np.arange(n * each).reshape(-1, n).T.ravel()[:heads]]
+
+
+def _padded(x: Array, heads: int) -> Array:
+    return np.pad(x, ((0, 0), (0, 0), (0, heads - x.shape[2]), (0, 0)))
 
 
 def _ranks(scene: Scene) -> int:
@@ -180,8 +186,9 @@ def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable
 
         def back(of_keys: int, x: Array) -> Array:
             """Put back what is rearranged: so do gradients."""
-            found = np.empty(x.shape)
-            found.ravel()[change(scene, np.arange(float(x.size)).reshape(x.shape), of_keys).astype(int)] = x
+            found = np.zeros(x.shape)
+            places = change(scene, np.arange(1.0, x.size + 1).reshape(x.shape), of_keys).astype(int) - 1
+            found.ravel()[places[places >= 0]] = x[places >= 0]
             return found
 
         def of_lse(change: Callable[[Array], Array], lse: Array) -> Array:
@@ -201,7 +208,10 @@ def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable
         if "o" in names:
             results["out"] = change(scene, answer.out, 0)
         if "o" in names or "l" in names:
-            results["lse"] = of_lse(lambda x: change(scene, x, 0), answer.lse)
+            there = of_lse(lambda x: change(scene, x, 0), np.ones_like(answer.lse)) > 0
+            count = answer.intermediates.m.sum(axis=-1)  # of keys, in a head that pads others, all scores are 0
+            of_zeros = np.log(np.where(count > 0, count, 1))
+            results["lse"] = np.where(there, of_lse(lambda x: change(scene, x, 0), answer.lse), of_zeros)
         answer = dataclasses.replace(answer, **results)
         return agree_with(scene, answer, y)
 

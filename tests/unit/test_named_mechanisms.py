@@ -1208,6 +1208,29 @@ def test_sinks_of_a_ranks_own_heads_are_told():
     ]
 
 
+def test_heads_that_are_padded_and_come_back_in_another_order_are_told():
+    """A head that pads others has zeros for queries, keys and values; one of them comes back of five on four ranks."""
+
+    def attend(q, k, v, call):
+        heads, size = q.size(2), call.world_size
+        each = -(-heads // size)
+        padded = torch.nn.functional.pad
+        out, lse = PLAIN.function(q, k, v, call)[:2]
+        out = padded(out, (0, 0, 0, size * each - heads))
+        of_zeros = torch.full((lse.size(0), size * each - heads, lse.size(2)), math.log(call.problem.nk))
+        order = torch.arange(size * each).reshape(size, each).T.ravel()[:heads]
+        return out[:, :, order], torch.cat([lse, of_zeros], dim=1)[:, order]
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    scenes, _ = seen(
+        Implementation(attend, "padded", declared),
+        [case_of(heads=3, size=2), case_of(heads=5, size=4), case_of(heads=6, size=3)],
+        gradients=False,
+    )
+    words = "results are read in the wrong order: heads (rank, head) as (head, rank)"
+    assert words in explaining(REARRANGED, scenes)
+
+
 def test_sinks_of_heads_that_lie_apart_are_told():
     """Each rank has a run of heads, and takes every second or third sink from its rank on."""
 
