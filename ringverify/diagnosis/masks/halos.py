@@ -26,7 +26,7 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
             f"a rank attends only as many blocks {which} its own as the neediest rank needs of a window that is a key "
             "shorter",
             functools.partial(_too_few, functools.partial(_by_shorter_window, side), side),
-            1,
+            1.2,
         )
     for text, reach in REACHES.items():
         for side, which in (("left", "before"), ("right", "after")):
