@@ -318,6 +318,9 @@ for which, key_head in {
     "counted from its rank's first query head on, as if a group began with it": (
         lambda head, group, count, copies, ranks: _from_first_of_rank(head, group, count * group, ranks)
     ),
+    "that of groups of heads that are padded to a multiple of the ranks": lambda head, group, count, copies, ranks: (
+        head // (-(-count * group // ranks) * ranks // count)
+    ),
     "the one of its own number, or the last": lambda head, group, count, copies, ranks: min(head, count - 1),
 }.items():
     FAULTS.cause(f"grouped heads: a query head reads the wrong key head, {which}", _key_head(key_head))

@@ -528,6 +528,14 @@ def padded_in_front(q, k, v, call):
     return dense(q, k, v, call, j <= call.positions[:, None])
 
 
+def counted_on(q, k, v, call):
+    """A row of padding has the position of the next shard's first, and is left out only if that is past the end."""
+    counts = torch.tensor([len(held) for held in torch.arange(call.problem.nk).tensor_split(call.world_size)])
+    position = ((counts.cumsum(0) - counts)[:, None] + torch.arange(counts.max())).ravel()
+    k, v = (torch.cat(joined(x, call), 1) for x in (k, v))
+    return dense(q, k, v, call, (position <= call.positions[:, None]) & (position < call.problem.nk))
+
+
 def in_rows(q, k, v, call):
     """The first rows of padded shards are the sequence, and results are written where its queries stand."""
     n, longest = call.problem.nk, -(-call.problem.nk // call.world_size)
@@ -566,6 +574,12 @@ def in_rows(q, k, v, call):
             {"causal": "always", "uneven": True},
             [case_of(causal=True, size=3, query_length=n) for n in (7, 8)],
             "shorter shards are padded to the longest in front of their rows",
+        ),
+        (
+            counted_on,
+            {"causal": "always", "uneven": True},
+            [case_of(causal=True, size=size, query_length=n) for size, n in ((3, 7), (4, 9), (4, 10))],
+            "rows that pad shorter shards to the longest are attended as zeros unless their position",
         ),
         (
             in_rows,

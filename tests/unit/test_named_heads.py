@@ -46,6 +46,24 @@ def test_key_heads_that_are_counted_from_the_first_query_head_of_a_rank_are_told
     assert explaining(library(words), scenes)
 
 
+def test_groups_of_heads_that_are_padded_are_told():
+    """Heads that the ranks do not divide are padded before they are counted: two on four ranks are four for two."""
+
+    def attend(q, k, v, call):
+        p = call.problem
+        group = -(-p.heads // call.world_size) * call.world_size // p.hk
+        k, v = (x.repeat_interleave(group, dim=2)[:, :, : p.heads] for x in (k, v))
+        single = p.replace(key_heads=None)
+        return ring_of(STEPS)(q, k, v, replace(call, problem=single))
+
+    cases = [case_of(heads=heads, key_heads=2, size=4) for heads in (2, 6)]
+    scenes, _ = seen(Implementation(attend, "padded", EVERYTHING), cases, gradients=True)
+    words = (
+        "grouped heads: a query head reads the wrong key head, that of groups of heads that are padded to a multiple"
+    )
+    assert explaining(library(words), scenes)
+
+
 def test_gradients_of_a_key_head_that_come_of_its_last_rank_alone_are_told():
     """What comes of the ranks before is written over."""
 

@@ -84,6 +84,13 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         0.5,
         lambda pairs: _gathered(pairs)[1],
     )
+    yield Otherwise(
+        "rows that pad shorter shards to the longest are attended as zeros unless their position, counted on from the "
+        "shard, is past the end",
+        lambda pairs: pairs.true,
+        0.5,
+        _counted_on,
+    )
     for lse, what in ((0.0, "0, lse too"), (-np.inf, "those of a row without keys")):
         yield Otherwise(
             "rows of shards that are padded to the longest are taken for positions 0, 1, …: those of padding are "
@@ -179,6 +186,18 @@ def _in_rows(pairs: Pairs) -> tuple[Counts, Counts]:
     counts[:, :, there] = np.where(keys < p.nk, as_row[..., np.minimum(keys, p.nk - 1)], 0)
     zeros[:, :, there] = as_row.sum(axis=-1) - counts[:, :, there].sum(axis=-1)
     return counts, zeros
+
+
+def _counted_on(pairs: Pairs) -> Counts:
+    """Return how many rows of padding are taken for keys at positions of the next shards, which masks allow."""
+    zeros = np.zeros(pairs.true.shape[:3], dtype=np.int64)
+    if pairs.case.sharding != "contiguous" or pairs.case.replicated:
+        return zeros
+    longest = max(map(len, pairs.keys.shards))
+    for held in (held for held in pairs.keys.shards if len(held)):
+        for position in range(held[-1] + 1, min(held[0] + longest, pairs.problem.nk)):
+            zeros += pairs.true[..., position]
+    return zeros
 
 
 def _padded_in_front(pairs: Pairs) -> tuple[Counts, Counts]:
