@@ -59,8 +59,8 @@ def test_groups_of_heads_that_are_padded_are_told():
     cases = [case_of(heads=heads, key_heads=2, size=4) for heads in (2, 6)]
     scenes, _ = seen(Implementation(attend, "padded", EVERYTHING), cases, gradients=True)
     words = (
-        "grouped heads: a query head reads the wrong key head, that of groups of heads that are padded to a multiple of "
-        "the ranks"
+        "grouped heads: a query head reads the wrong key head, that of groups of heads that are padded to a multiple "
+        "of the ranks"
     )
     assert explaining(library(words), scenes)
 
