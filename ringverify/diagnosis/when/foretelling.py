@@ -229,9 +229,12 @@ def held_against(
                 exceptions.append(case)
             if fails:
                 failing.append(case)
-        while (refuting := _without_one(x, explanation, failing, foretells, draw, soon / 2)) is not None:
-            if not x.failed(refuting, expected=False):
+        wrongly = 0  # a cause may foretell too much
+        while wrongly < EXCEPTIONS:
+            refuting = _without_one(x, explanation, failing, foretells, draw, soon / 2)
+            if refuting is None:
                 break
+            wrongly += not x.failed(refuting, expected=False)
             explanation = x.explanation()
         for factor in [name for name, seen in x.outcomes.items() if seen and all(seen) and name not in VISIBLE]:
             if _turns(x, factor, draw.sample(failing, min(len(failing), TURNED)), explanation, foretells, draw):
@@ -307,13 +310,15 @@ def _without_one(
     What is said of lengths comes first: a limit often stands for a relation with a length, a segment or a tile, and a
     smaller one does with others.
     """
-    for condition in sorted(explanation, key=lambda one: not (one.limit or "length" in one.factors)):
+    several = sorted(explanation, key=lambda one: not (one.limit or "length" in one.factors))
+    for number, condition in enumerate(several):
+        ends = x.left() - (x.left() - until) / (len(several) - number)  # each has its share of the time
         others = [one for one in explanation if one is not condition]
         scattered = itertools.islice(foretells.scattered(x, failing, draw), DRAWN)
         for cases in (_beyond(x, condition, draw.sample(failing, len(failing))), scattered):
             below = 0
             for case in cases:
-                if below == BELOW or x.left() <= until:
+                if below == BELOW or x.left() <= ends:
                     break
                 if case not in x.runs and x.met(case, others) and not x.met(case, [condition]):
                     below += 1
