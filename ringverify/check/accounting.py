@@ -29,13 +29,14 @@ from ringverify.check.suggesting import suggested
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_messages, of_state
 from ringverify.diagnosis.diagnose import WALL, Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.sizes import Raised, of_sizes
+from ringverify.diagnosis.sizes import SizedError, of_sizes
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.events import Hint, Needed
 from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
 from ringverify.properties.property import Property, Violation, judge_observation
 from ringverify.properties.uninitialised import UNINITIALISED
+from ringverify.worlds.foreign_text import sizes_in
 from ringverify.worlds.patience import WorkLimit
 from ringverify.worlds.world import WorldUnavailable
 
@@ -205,13 +206,13 @@ class Account:
         sizes = of_sizes([one for one in seen if one is not None], self._place.capabilities)
         return f"raised {failure.line}" + (f"; {sizes}" if sizes is not None else "")
 
-    def _raised(self, case: Case) -> Raised | None:
+    def _raised(self, case: Case) -> SizedError | None:
         """Return what a rank raises in a case, if one does."""
         seen = judged_if_possible(self._property, case, self._place)
         failure = None if seen is None or seen.violation is None else seen.violation.failure
         if failure is None or failure.rank not in case.ring_ranks:
             return None
-        return Raised(case, case.ring_ranks.index(failure.rank), failure.message)
+        return SizedError(case, case.ring_ranks.index(failure.rank), *sizes_in(failure.message))
 
     def _left_by_earlier_call(self, place: int) -> str | None:
         call = self._case.calls[place]

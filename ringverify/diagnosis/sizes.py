@@ -7,39 +7,34 @@ is the same in all of them it stands for.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
 
-NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
-
 FEWEST = 4
 """Cases in which a size has to be what it stands for."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Raised:
-    """An exception: the case, its rank in the ring, and the message."""
+class SizedError:
+    """An exception that may name sizes.
+
+    Attributes:
+        case: the case.
+        rank: the rank of the ring that raised it.
+        words: what it says but for sizes: the same for one kind of exception.
+        sizes: the sizes, in the order in which it names them.
+    """
 
     case: Case
     rank: int
-    message: str
-
-    @property
-    def words(self) -> str:
-        """The message without its sizes."""
-        return NUMBER.sub("#", self.message)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The sizes that it names."""
-        return [int(found) for found in NUMBER.findall(self.message)]
+    words: str
+    sizes: tuple[int, ...]
 
 
-def of_sizes(seen: Sequence[Raised], capabilities: Capabilities) -> str | None:
+def of_sizes(seen: Sequence[SizedError], capabilities: Capabilities) -> str | None:
     """Return what sizes in a message stand for, if two that vary from case to case are different numbers of rows.
 
     Args:
@@ -57,7 +52,7 @@ def of_sizes(seen: Sequence[Raised], capabilities: Capabilities) -> str | None:
     return None
 
 
-def _rows(alike: Sequence[Raised], capabilities: Capabilities) -> dict[str, int]:
+def _rows(alike: Sequence[SizedError], capabilities: Capabilities) -> dict[str, int]:
     """Return which numbers of rows exceptions with one message name, and how large they are in the first.
 
     Of two that are the same in all of them, such as that of rank 0 and the largest, both are told.

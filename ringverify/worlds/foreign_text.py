@@ -26,6 +26,8 @@ _NO_SECOND_BACKWARD = re.compile(r"second time|twice|retain_graph|freed|once|mor
 _FATAL = "Fatal Python error: "
 """The first words of a `faulthandler` dump."""
 
+_SIZE = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 
 
@@ -73,3 +75,8 @@ def stacks_of(dump: str) -> list[tuple[Frame, ...]]:
     """Return the stacks in a `faulthandler` dump, one per thread, innermost frame first."""
     blocks = [map(_FRAME.match, block.splitlines()) for block in dump.split("\n\n")]
     return [tuple(Frame(one["file"], one["line"], one["function"]) for one in block if one) for block in blocks]
+
+
+def sizes_in(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return an error's text without the whole numbers that stand alone in it, such as sizes, and these."""
+    return _SIZE.sub("#", text), tuple(int(found) for found in _SIZE.findall(text))

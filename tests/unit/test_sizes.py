@@ -7,8 +7,9 @@ import pytest
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import shards
-from ringverify.diagnosis.sizes import FEWEST, Raised, of_sizes
+from ringverify.diagnosis.sizes import FEWEST, SizedError, of_sizes
 from ringverify.faults.ring import EVERYTHING
+from ringverify.worlds.foreign_text import sizes_in
 
 LENGTHS = (5, 6, 7, 9, 10, 11)
 
@@ -20,7 +21,7 @@ def raised(message, lengths=LENGTHS, sharding="zigzag", rank=1):
         problem = Problem(query_length=n, heads=heads, head_dim=2)
         case = Case(problem=problem, sharding=sharding, world_size=3)
         held = [len(rows) for rows in shards(case, EVERYTHING)[1]]
-        found.append(Raised(case, rank, message(held, rank, heads)))
+        found.append(SizedError(case, rank, *sizes_in(message(held, rank, heads))))
     return found
 
 
@@ -66,7 +67,7 @@ def test_nothing_is_said_of_few_cases_or_of_sizes_that_mean_nothing():
     assert of_sizes(raised(message), EVERYTHING) is not None
     assert of_sizes(raised(message)[: FEWEST - 1], EVERYTHING) is None
     odd = raised(message)
-    odd[-1] = dataclasses.replace(odd[-1], message="17 against 1")
+    odd[-1] = dataclasses.replace(odd[-1], sizes=(17, 1))
     assert of_sizes(odd, EVERYTHING) is None
 
 
