@@ -142,8 +142,8 @@ def test_branches_with_weights_of_their_own_in_the_backward_are_told():
     assert words in explaining(of_gradients(wrong), wrong)
 
 
-def by_pairs(q, k, v, call):
-    """Every rank's part, merged in pairs without a shift."""
+def parts_of(q, k, v, call):
+    """Out and lse of a rank's queries over the keys of each rank."""
     group = call.problem.group_size
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
     parts = []
@@ -153,6 +153,12 @@ def by_pairs(q, k, v, call):
             dist.broadcast(x, dist.get_global_rank(call.group, owner), group=call.group)
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, block[0])
         parts.append((torch.einsum("bhqk,bkhd->bhqd", s.softmax(-1), block[1]), s.logsumexp(-1)))
+    return parts
+
+
+def by_pairs(q, k, v, call):
+    """Every rank's part, merged in pairs without a shift."""
+    parts = parts_of(q, k, v, call)
     while len(parts) > 1:
         (out, lse), (more, more_lse), *parts = parts
         both = (lse.exp() + more_lse.exp()).log()
@@ -184,15 +190,7 @@ def shifted_by(earlier, order):
         return sum((w / total)[..., None] * x for w, x in zip(weights, (out, more), strict=True)), shift + total.log()
 
     def attend(q, k, v, call):
-        group = call.problem.group_size
-        k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
-        parts = []
-        for owner in range(call.world_size):
-            block = [x.contiguous() if owner == call.rank else torch.empty_like(x) for x in (k, v)]
-            for x in block:
-                dist.broadcast(x, dist.get_global_rank(call.group, owner), group=call.group)
-            s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, block[0])
-            parts.append((torch.einsum("bhqk,bkhd->bhqd", s.softmax(-1), block[1]), s.logsumexp(-1)))
+        parts = parts_of(q, k, v, call)
         found = functools.reduce(merged, [parts[owner % call.world_size] for owner in order(call)])
         return found[0].transpose(1, 2), found[1]
 

@@ -545,70 +545,46 @@ def test_cotangents_of_other_heads_or_rows_are_told(words):
     assert words in explaining([*other_heads.hypotheses(scenes), *crossing.hypotheses(scenes)], scenes)
 
 
-def test_gradients_that_begin_at_the_first_ranks_number_of_rows_are_told():
-    """They are cut from the whole, in the order of the shards."""
-
-    def cut(x, size):
-        lengths = [x.size(1) // size + (rank < x.size(1) % size) for rank in range(size)]
-        x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, x.size(1)))
-        return [x[:, rank * lengths[0] :][:, :n] for rank, n in enumerate(lengths)]
-
-    def attend(q, k, v, call):
-        return Uneven.apply(q, k, v, call, cut)
-
-    declared = Capabilities(causal="never", uneven=True)
-    scenes, _ = seen(
-        Implementation(attend, "cut", declared), [case_of(size=4, query_length=n) for n in (14, 10)], gradients=True
-    )
-    words = (
-        "the rows of dk and dv that are returned are those at positions of rows from the rank times the first rank's "
-        "number of rows on, in the order of the shards"
-    )
-    assert words in explaining(of_gradients(scenes), scenes)
+def of_first_lengths(x, lengths):
+    """Rows of the whole that begin at the rank times the first rank's number of rows."""
+    x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, x.size(1)))
+    return [x[:, rank * lengths[0] :][:, :n] for rank, n in enumerate(lengths)]
 
 
-def test_gradients_that_are_cut_from_padded_shards_are_told():
+def of_padded_shards(x, lengths):
     """Each shard is padded to the longest, and begins at the rank times its own number of rows."""
-
-    def cut(x, size):
-        lengths = [x.size(1) // size + (rank < x.size(1) % size) for rank in range(size)]
-        shards = [torch.nn.functional.pad(y, (0, 0, 0, 0, 0, lengths[0] - y.size(1))) for y in x.split(lengths, dim=1)]
-        whole = torch.cat(shards, dim=1)
-        return [whole[:, rank * n :][:, :n] for rank, n in enumerate(lengths)]
-
-    def attend(q, k, v, call):
-        return Uneven.apply(q, k, v, call, cut)
-
-    declared = Capabilities(causal="never", uneven=True)
-    scenes, _ = seen(
-        Implementation(attend, "cut", declared), [case_of(size=4, query_length=n) for n in (14, 10)], gradients=True
-    )
-    words = (
-        "the rows of dk and dv that are returned are those at positions of rows from the rank times the rank's own "
-        "number of rows on, in the order of the shards, padded to the longest"
-    )
-    assert words in explaining(of_gradients(scenes), scenes)
+    shards = [torch.nn.functional.pad(y, (0, 0, 0, 0, 0, lengths[0] - y.size(1))) for y in x.split(lengths, dim=1)]
+    whole = torch.cat(shards, dim=1)
+    return [whole[:, rank * n :][:, :n] for rank, n in enumerate(lengths)]
 
 
-def test_a_single_row_that_is_left_and_stands_for_all_is_told():
+def of_one_row_for_all(x, lengths):
     """A slice that begins with the last row is broadcast where it is assigned."""
+    slices = [x[:, rank * lengths[0] :][:, :n] for rank, n in enumerate(lengths)]
+    return [y.expand(-1, n, -1, -1) for y, n in zip(slices, lengths, strict=True)]
 
-    def cut(x, size):
-        lengths = [x.size(1) // size + (rank < x.size(1) % size) for rank in range(size)]
-        first = [rank * (x.size(1) // size + 1) for rank in range(size)]
-        slices = [x[:, begin : begin + n] for begin, n in zip(first, lengths, strict=True)]
-        return [y.expand(-1, n, -1, -1) for y, n in zip(slices, lengths, strict=True)]
+
+@pytest.mark.parametrize(
+    ("cut", "size", "lengths", "words"),
+    [
+        (of_first_lengths, 4, (14, 10), "the first rank's number of rows on, in the order of the shards"),
+        (of_padded_shards, 4, (14, 10),
+         "the rank's own number of rows on, in the order of the shards, padded to the longest"),
+        (of_one_row_for_all, 3, (7,),
+         "the longest shard on, in the order of the shards, a single one that is left being taken for all"),
+    ],
+)  # fmt: skip
+def test_gradients_that_are_cut_elsewhere_from_the_whole_are_told(cut, size, lengths, words):
+    """In the order of the shards, from a row on that is not where the rank's shard begins."""
 
     def attend(q, k, v, call):
         return Uneven.apply(q, k, v, call, cut)
 
     declared = Capabilities(causal="never", uneven=True)
-    scenes, _ = seen(Implementation(attend, "cut", declared), [case_of(size=3, query_length=7)], gradients=True)
-    words = (
-        "the rows of dk and dv that are returned are those at positions of rows from the rank times the longest shard "
-        "on, in the order of the shards, a single one that is left being taken for all"
-    )
-    assert words in explaining(of_gradients(scenes), scenes)
+    cases = [case_of(size=size, query_length=n) for n in lengths]
+    scenes, _ = seen(Implementation(attend, "cut", declared), cases, gradients=True)
+    says = f"the rows of dk and dv that are returned are those at positions of rows from the rank times {words}"
+    assert says in explaining(of_gradients(scenes), scenes)
 
 
 class Uneven(torch.autograd.Function):
@@ -629,7 +605,7 @@ class Uneven(torch.autograd.Function):
         )
         p = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1)
         ctx.save_for_backward(q, k, v, p)
-        ctx.call, ctx.cut = call, cut
+        ctx.call, ctx.cut, ctx.lengths = call, cut, lengths
         return torch.einsum("bhqk,bkhd->bqhd", p, v)
 
     @staticmethod
@@ -641,7 +617,7 @@ class Uneven(torch.autograd.Function):
         both = [torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)]
         for x in both:
             dist.all_reduce(x, group=ctx.call.group)
-        dk, dv = (ctx.cut(x, ctx.call.world_size)[ctx.call.rank] for x in both)
+        dk, dv = (ctx.cut(x, ctx.lengths)[ctx.call.rank] for x in both)
         return torch.einsum("bhqk,bkhd->bqhd", ds, k), dk, dv, None, None
 
 

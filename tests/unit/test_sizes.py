@@ -25,6 +25,11 @@ def raised(message, lengths=LENGTHS, sharding="zigzag", rank=1):
     return found
 
 
+def against(held, rank, heads):
+    """Rank 0's number of tokens, which is expected, and the rank's own."""
+    return f"{held[0]} against {held[rank]}"
+
+
 @pytest.mark.parametrize(
     ("expected", "there", "told"),
     [
@@ -50,7 +55,7 @@ def test_two_sizes_are_told_by_what_they_are(expected, there, told):
 
 def test_sizes_are_told_of_the_message_that_names_them():
     """The smallest case may be told in another one."""
-    seen = raised(lambda held, rank, heads: f"{held[0]} against {held[rank]}")
+    seen = raised(against)
     first = raised(lambda held, rank, heads: f"no shape {heads}", lengths=(3,))
     said = of_sizes(first + seen, EVERYTHING)
     assert said.startswith("of the sizes in its message on 3 ranks with n=5, 1 is rank 0's number of tokens")
@@ -63,17 +68,15 @@ def test_sizes_that_any_tensor_has_are_no_news():
 
 def test_nothing_is_said_of_few_cases_or_of_sizes_that_mean_nothing():
     """A single other case, and a number that is that of a rank in most cases, but not in all."""
-    message = lambda held, rank, heads: f"{held[0]} against {held[rank]}"  # noqa: E731
-    assert of_sizes(raised(message), EVERYTHING) is not None
-    assert of_sizes(raised(message)[: FEWEST - 1], EVERYTHING) is None
-    odd = raised(message)
+    assert of_sizes(raised(against), EVERYTHING) is not None
+    assert of_sizes(raised(against)[: FEWEST - 1], EVERYTHING) is None
+    odd = raised(against)
     odd[-1] = dataclasses.replace(odd[-1], sizes=(17, 1))
     assert of_sizes(odd, EVERYTHING) is None
 
 
 def test_messages_in_other_words_do_not_count():
     """They are of another mistake."""
-    message = lambda held, rank, heads: f"{held[0]} against {held[rank]}"  # noqa: E731
     other = raised(lambda held, rank, heads: "index 1 is out of bounds")
-    assert of_sizes(raised(message) + other, EVERYTHING) == of_sizes(raised(message), EVERYTHING) is not None
+    assert of_sizes(raised(against) + other, EVERYTHING) == of_sizes(raised(against), EVERYTHING) is not None
     assert of_sizes(other, EVERYTHING) is None

@@ -488,8 +488,6 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "odd_shard": ("a rank with an odd number of keys", "length", 1.35, lambda one: any(n % 2 for _, n in one.lengths)),
     "full": ("tokens on every rank", "even shards+length", 1.15,
         lambda one: all(itertools.chain(*one.lengths))),
-    "several_held": ("tokens on at least 2 ranks", "even shards+ranks+length", 1.25,
-        lambda one: sum(len(held) > 0 for held in one.keys) > 1),
     "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
     "empty_beside": ("a rank without tokens beside one that has some", "even shards", 1.31,
         lambda one: 0 in itertools.chain(*one.lengths) and any(itertools.chain(*one.lengths))),
