@@ -370,7 +370,7 @@ def _factor(now: torch.Tensor, before: torch.Tensor) -> float | None:
     there = (now != before) & (before != 0) & before.isfinite() & now.isfinite()
     if not there.any():
         return None
-    ratios = now[there].double() / before[there].double()
+    ratios = now[there].detach().double() / before[there].double()
     middle = float(ratios.median())
     return middle if bool(((ratios - middle).abs() <= ROUNDED * abs(middle)).all()) else None
 
