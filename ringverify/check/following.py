@@ -82,9 +82,10 @@ def what_it_follows(
 ) -> tuple[tuple[Case, ...], Case, Judgement]:
     """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
 
-    First it is the case itself with one field as in a case before: the two are shrunk together, so that they differ in
-    what the state does not tell apart; no field is begun past `until`, a value of `time.monotonic()`. Then it is one of
-    the cases before, shrunk by itself. `case` has to fail twice in the same way: a failure by chance would follow any.
+    First it is the case itself, as it is or with one field as in a case before: the two are shrunk together, so that
+    they differ in what the state does not tell apart; no field is begun past `until`, a value of `time.monotonic()`.
+    Then it is one of the cases before, shrunk by itself. `case` has to fail twice in the same way: a failure by chance
+    would follow any.
 
     Returns:
         the earlier case; the case, shrunk if that is of use; and the judgement of the case after it. If there is none,
@@ -112,16 +113,13 @@ def what_it_follows(
     latest: dict[str, object] = {}
     for earlier in before:
         latest = differing(case, earlier) | latest
-    for name, value in latest.items():
+    for change in ({}, *({name: value} for name, value in latest.items())):
         if time.monotonic() > min(until, share.late):
             break
-        if not both(case, {name: value}):
+        if not both(case, change):
             continue
-        smaller = functools.partial(both, change={name: value})
-        one = shrink(case, smaller, runner.capabilities, seconds=STATE_SHRINKING).case
-        if (other := like(one, {name: value})) is not None and same_failure(
-            found := after(other, one), after(other, one)
-        ):
+        one = shrink(case, functools.partial(both, change=change), runner.capabilities, seconds=STATE_SHRINKING).case
+        if (other := like(one, change)) is not None and same_failure(found := after(other, one), after(other, one)):
             return (other,), one, found
     others = [other for other in before if other != case][:STATE_HISTORY]
     alone = _the_one(others, lambda some: afresh(property, runner, [*reversed(some), case]).violation is not None)
@@ -190,12 +188,12 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     """Return a case that fails after another one with all that the earlier one needs.
 
     That is what has to be the same in both: another length, say, with which the earlier one lets it pass. And it is
-    which other mask does instead of that in which the two differ. Where they differ in several fields, or it is no
-    state that was found, it is returned as it is.
+    which other mask does instead of that in which the two differ, if they do. Where they differ in several fields, or
+    it is no state that was found, it is returned as it is.
     """
     case, earlier = shown.case, shown.after[0]
     fields = tuple(differing(case, earlier))
-    if shown.needs is None or len(fields) != 1 or shown.needs.requires != of_state(fields)[:1]:
+    if shown.needs is None or len(fields) > 1 or shown.needs.requires != of_state(fields)[:1]:
         return shown
     varying = Varying(runner.capabilities, MOST_RANKS)
     until = time.monotonic() + STATE_VARYING
@@ -227,7 +225,7 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     instead = [
         factor
         for factor in MASKS
-        if set(fields) <= set(MASKS) and factor not in (*fields, *alike) and time.monotonic() < until
+        if fields and set(fields) <= set(MASKS) and factor not in (*fields, *alike) and time.monotonic() < until
         if not all(
             map(passes, [one for one in variants(factor, case) if {*differing(case, one)} == {factor}][:INSTEAD])
         )

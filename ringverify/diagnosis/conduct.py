@@ -161,12 +161,12 @@ def differing(case: Case, other: Case) -> dict[str, object]:
     return found
 
 
-def of_state(fields: Sequence[str], alike: Sequence[str] = (), *, together: bool = True) -> tuple[str, str]:
+def of_state(fields: Sequence[str], alike: Sequence[str] | None = None, *, together: bool = True) -> tuple[str, str]:
     """Return what a case needs, and the cause, where it fails only after another one.
 
     Args:
         fields: those in which the two differ.
-        alike: in words, what has to be the same in both.
+        alike: in words, what has to be the same in both; `None` if that was not tried.
         together: whether they differ in all of these fields, and not in any of them.
     """
     names = list(dict.fromkeys(map(in_words, fields)))
@@ -176,8 +176,11 @@ def of_state(fields: Sequence[str], alike: Sequence[str] = (), *, together: bool
             "what an earlier call leaves behind changes the result of this one",
         )
     if not names:
-        needs = "an earlier call in the same process, with the same arguments"
-        return needs, "what an earlier call leaves behind in the process changes the result of the same call"
+        same = "arguments" if alike is None else _listed(alike, "and")
+        return (
+            f"an earlier call in the same process{same and f', with the same {same}'}",
+            "what an earlier call leaves behind in the process changes the result of the same call, made again",
+        )
     other = _listed([f"other {name}" if name.endswith("s") else f"another {name}" for name in names], "or")
     same = f" and the same {_listed(alike, 'and')}" if alike else ""
     return (

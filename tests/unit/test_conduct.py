@@ -723,6 +723,34 @@ def test_state_of_calls_that_differ_in_more_is_not_laid_to_one_of_these():
     assert of_state(("window", "seed"))[0] == "an earlier call in the same process"
     assert of_state(("seed", "values"))[0].endswith("with other input values")
     assert of_state(())[0].endswith("with the same arguments")
+    assert of_state((), [])[0] == "an earlier call in the same process"
+
+
+def test_state_that_any_earlier_call_leaves_is_told_by_what_it_is_kept_by(monkeypatch):
+    """The calls before have other masks too, which is no matter: a sum is kept by length and heads, and not cleared."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        found = plain(q, k, v, call)
+        total = kept.setdefault((call.rank, call.problem.nq, call.problem.heads), torch.zeros_like(found))
+        total += found
+        return total.clone()
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(following, "afresh", afresh)
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
+    late = Case(problem=Problem(query_length=12, heads=2), world_size=2)
+    before = (late.replace(query_length=8), late.replace(causal=True, seed=7), late)
+    after, case, judgement = following.what_it_follows(FORWARD, runner, late, before, ENDLESS, until=math.inf)
+    assert after == (case,)
+    assert case.problem.nq < late.problem.nq
+    told = Needed(requires=of_state(())[:1], irrelevant=(), complete=True)
+    found = Counterexample(case, judgement.violation, "", case, 0, True, True, after, needs=told)
+    (said,) = following.with_what_is_alike(FORWARD, runner, found).needs.requires
+    assert said == "an earlier call in the same process, with the same length and heads"
 
 
 @pytest.mark.parametrize("unwritten", [True, False])
