@@ -202,6 +202,7 @@ def when_it_fails(
     )
 
 
+@np.errstate(all="ignore")  # what came back may be NaN or infinite
 def contradicting_causes(
     runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis]
 ) -> list[Case]:
@@ -210,6 +211,7 @@ def contradicting_causes(
     return contradicting(needs, causes, runner.capabilities, gradients=_of_gradients(violation), left=left)
 
 
+@np.errstate(all="ignore")  # what came back may be NaN or infinite
 def held_against_causes(runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis]) -> Needs:
     """Return when a case fails, held against its causes: see `ringverify.diagnosis.when.foretelling`."""
     gradients = _of_gradients(violation)
@@ -253,6 +255,7 @@ def _possible(case: Case, capabilities: Capabilities) -> bool:
     return case.values != "selectors" or selectable(case)
 
 
+@np.errstate(all="ignore")  # what came back may be NaN or infinite
 def explained(
     runner: Runner,
     property: Property,

@@ -49,23 +49,19 @@ def _places() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
 
 def _tiles() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
     for tile in TILES:
-        yield f"past the last whole tile of {tile}", functools.partial(_past_whole_tiles, tile)
         yield f"past the first {tile} rows", functools.partial(_past, tile)
-        yield f"past the last whole tile of {tile} of all", functools.partial(_past_whole_tiles_of_all, tile)
-        unless = f"past the last whole tile of {tile} of all, unless there are fewer"
-        yield unless, functools.partial(_past_whole_tiles_of_many, tile)
+        for fewest, unless in ((0, ""), (tile, ", unless there are fewer")):
+            whole = f"past the last whole tile of {tile}"
+            yield whole + unless, functools.partial(_past_whole_tiles, tile, fewest)
+            yield f"{whole} of all{unless}", functools.partial(_past_whole_tiles_of_all, tile, fewest)
 
 
-def _past_whole_tiles(tile: int, pairs: Pairs, x: OneSide) -> Mask:
-    return x.place >= x.count // tile * tile
+def _past_whole_tiles(tile: int, fewest: int, pairs: Pairs, x: OneSide) -> Mask:
+    return (x.place >= x.count // tile * tile) & (x.count >= fewest)
 
 
-def _past_whole_tiles_of_all(tile: int, pairs: Pairs, x: OneSide) -> Mask:
-    return x.p >= x.total // tile * tile
-
-
-def _past_whole_tiles_of_many(tile: int, pairs: Pairs, x: OneSide) -> Mask:
-    return _past_whole_tiles_of_all(tile, pairs, x) & (x.total >= tile)
+def _past_whole_tiles_of_all(tile: int, fewest: int, pairs: Pairs, x: OneSide) -> Mask:
+    return (x.p >= x.total // tile * tile) & np.array(x.total >= fewest)
 
 
 def _past(tile: int, pairs: Pairs, x: OneSide) -> Mask:

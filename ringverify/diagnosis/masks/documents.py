@@ -44,6 +44,11 @@ def bounds_before(offsets: Ints, at: Ints) -> Ints:
     return np.where(at < offsets[-1], bounds_past(offsets, at), -1)
 
 
+def first_alone(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if each offset is taken for the document before, and that of the first document for one of its own."""
+    return np.where((at >= offsets[0]) & (at < offsets[-1]), np.searchsorted(offsets, at, side="left"), -1)
+
+
 def together(offsets: Ints, at: Ints) -> Ints:
     """Numbers if all positions in no document are taken for one."""
     number = np.searchsorted(offsets, at, side="right")
@@ -64,6 +69,11 @@ def in_front(offsets: Ints, at: Ints) -> Ints:
 def apart(offsets: Ints, at: Ints) -> Ints:
     """Numbers if positions before the first document are taken for one, and those after the last for another."""
     return np.searchsorted(offsets, at, side="right")
+
+
+def apart_past(offsets: Ints, at: Ints) -> Ints:
+    """The same if each offset is taken for what lies before it."""
+    return np.searchsorted(offsets, at, side="left")
 
 
 def bounds_next(offsets: Ints, at: Ints) -> Ints:
@@ -159,6 +169,16 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
             bounds_before,
         ),
         (
+            "the first position of each document is taken for one of the document before, of the first for one of its "
+            "own",
+            first_alone,
+        ),
+        (
+            "the first position of each document is taken for one of the document before, and positions up to that of "
+            "the first, and after the last one's, for documents",
+            apart_past,
+        ),
+        (
             "the first position of each document, and the one past the last, are taken for the document before",
             bounds_past,
         ),
@@ -174,7 +194,7 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
         for sides, whose in (("qk", ""), ("k", ", in the keys only"), ("q", ", in the queries only")):
             for always in (False, True):
                 one = ", and a sequence without documents is one" if always else ""
-                if numbers in (bounds_before, bounds_past, bounds_next) or (sides == "qk" and not always):
+                if numbers in (bounds_before, first_alone, bounds_past, bounds_next) or (sides == "qk" and not always):
                     way = functools.partial(documents_numbered, numbers, sides, always)
                     yield Otherwise(says + whose + one, way, 0.5 + 0.25 * (sides != "qk") + 0.25 * always)
     yield Otherwise(

@@ -425,14 +425,14 @@ class Exploration:
         for base in self.varying.of(self.case, "cotangent"):
             if (base, condition.text) not in self._with_cotangent and self.runs.get(base):
                 self._with_cotangent.add((base, condition.text))
-                known = self.varying.factors
-                variants = (one for factor in changing(condition) if factor in known
-                            for one in self.varying.of(base, factor))  # fmt: skip
-                for one in variants:
-                    if not self.met(one, [condition]) and self.met(one, others) and self._beyond(one, condition):
-                        if self.failed(one):
-                            return True
-                        break
+                for factor in [one for one in changing(condition) if one in self.varying.factors]:
+                    lacking = (
+                        one
+                        for one in self.varying.of(base, factor)
+                        if not self.met(one, [condition]) and self.met(one, others) and self._beyond(one, condition)
+                    )
+                    if (first := next(lacking, None)) is not None and self.failed(first):
+                        return True
         return False
 
     def _fails_otherwise(self, generous: Case, condition: Condition, others: Sequence[Condition]) -> bool:

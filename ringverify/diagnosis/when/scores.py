@@ -14,10 +14,14 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.diagnosis.when.conditions import Condition, Features, Placed, features
 from ringverify.implementation import Capabilities
 
-SCORED = ("lowest", "highest", "rising", "unlike", "capped")
+SCORED = ("lowest", "highest", "growth", "rising", "unlike", "capped")
 """Names of the features of scores."""
 
-FAR_OFF = {"lowest": "a query whose scores are all far below 0", "highest": "a score far above 0"}
+FAR_OFF = {
+    "lowest": "a query whose scores are all far below 0",
+    "highest": "a score far above 0",
+    "growth": "a query whose running maximum grows far at a later hop",
+}
 """Conditions on the size of scores in words, where their limit is not known."""
 
 FAR = 10.0
@@ -28,14 +32,14 @@ FAR = 10.0
 def of_scores(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in the attended scores of a case.
 
-    That is the lowest and the highest of what is each query's largest score, and whether that of some query, known from
-    an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1, rank − 2 and so on. And
-    the largest score before a softcap, divided by that.
+    That is the lowest and the highest of what is each query's largest score, and whether, and how far, that of some
+    query, known from an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1, rank − 2
+    and so on. And the largest score before a softcap, divided by that.
     """
     p, x, placed = case.problem, make_inputs(case), Placed.of(case, capabilities)
     products = x.q.swapaxes(1, 2) @ per_query_head(x.k, p.group_size).swapaxes(2, 3)
     scores = np.nan_to_num(products) * p.scale_value
-    found: Features = {"rising": False, "unlike": False}
+    found: Features = {"growth": 0.0, "unlike": False}
     if p.softcap is not None:
         found["capped"] = float(np.abs(scores / p.softcap).max(initial=0.0, where=placed.pairs))
         scores = p.softcap * np.tanh(scores / p.softcap)
@@ -47,8 +51,10 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     for rank, held in enumerate(placed.queries):
         by_hop = blocks[:, :, held][..., (rank - np.arange(case.world_size)) % case.world_size]
         before = np.maximum.accumulate(by_hop, axis=-1)[..., :-1]
-        if ((by_hop[..., 1:] > before) & np.isfinite(before)).any():
-            found["rising"] = True
+        known = np.isfinite(before) & np.isfinite(by_hop[..., 1:])
+        grown = np.subtract(by_hop[..., 1:], before, where=known, out=np.zeros_like(before)).max(initial=0.0)
+        found["growth"] = max(float(found["growth"]), float(grown))
+    found["rising"] = float(found["growth"]) > 0
     there = np.isfinite(blocks)
     most, least = blocks.max(axis=-1, initial=-np.inf), np.where(there, blocks, np.inf).min(axis=-1, initial=np.inf)
     found["unlike"] = bool((least < most).any())
@@ -80,6 +86,11 @@ def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
         text = f"a score above about {_about(highest)}"
         cost = 1.15 + highest * 1e-9
         yield Condition(text, about, cost, ("highest",), lambda one, n=highest: float(one.get("highest", 0)) >= n)  # type: ignore[misc]
+
+    for growth in {float(one["growth"]) for one in cases if float(one["growth"]) >= FAR}:
+        text = f"a query whose running maximum grows by more than about {_about(growth)} at a later hop"
+        cost = 1.6 + growth * 1e-9
+        yield Condition(text, about | {"ranks"}, cost, ("growth",), lambda one, n=growth: float(one["growth"]) >= n)  # type: ignore[misc]
 
     for ratio in {float(one["capped"]) for one in cases if float(one.get("capped", 0)) > 0}:
         text, cost = "scores that are not small beside the softcap", 1.15 + ratio * 1e-9
