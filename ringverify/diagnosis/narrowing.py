@@ -205,8 +205,16 @@ NARROWED += [
 ]
 
 
+def _with_keys_elsewhere(scene: Scene) -> Array:
+    """Whether rows have keys on another rank than their own; where every rank has all queries, than the first."""
+    blocks = Blocks(pairs_of(scene))
+    elsewhere = np.arange(blocks.size) != blocks.rank
+    found: Array = ((blocks.of_row > 0) & elsewhere).any(axis=-1).astype(float)
+    return found
+
+
 def _judge_merged(scene: Scene) -> float | None:
-    """Judge whether out and lse are off by roundings of a 16-bit dtype in rows of several ranks' keys alone.
+    """Judge whether out and lse are off by roundings of a 16-bit dtype in rows with keys on other ranks alone.
 
     A sum over P ranks of terms that are rounded to unit roundoff u, and rounded itself, is off by no more than
     (P + 1) u of the sum of their sizes. Gradients that start from it are not looked at.
@@ -215,11 +223,11 @@ def _judge_merged(scene: Scene) -> float | None:
     if dtype not in ("bfloat16", "float16") or scene.pipeline.sums != "float32" or not {"out", "lse"} & set(wrong):
         return None if set(wrong) & {"out", "lse"} or (wrong and dtype == "float32") else 0.0
     u = (scene.size + 1) * UNIT_ROUNDOFF[dtype]
-    several, lse = _of_several_blocks(scene), scene.truth.lse
+    elsewhere, lse = _with_keys_elsewhere(scene), scene.truth.lse
     parts = np.abs(np.where(np.isfinite(lse), lse, 0.0)) + np.abs(scene.truth.intermediates.scores).max(
         axis=-1, initial=0.0, where=scene.truth.intermediates.m > 0
     )
-    of_lse = several * u * (1 + parts)
+    of_lse = elsewhere * u * (1 + parts)
     of_out = 2 * of_lse * np.abs(scene.inputs.v).max(initial=0.0, where=np.isfinite(scene.inputs.v))
     worst = 0.0
     for rank in range(scene.size):
@@ -236,8 +244,8 @@ def _judge_merged(scene: Scene) -> float | None:
 
 
 MERGED = Hypothesis(
-    "partial results of ranks are merged in the dtype of the inputs: out and lse are right in rows whose keys are on "
-    "one rank, and off by roundings of that dtype in others",
+    "partial results of ranks are sent or merged in the dtype of the inputs: out and lse are off by its roundings in "
+    "rows with keys on other ranks",
     STEPS,
     allowed_by=("accumulates", "probabilities"),
     judge=_judge_merged,

@@ -57,11 +57,13 @@ def _tiles() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
 
 
 def _past_whole_tiles(tile: int, fewest: int, pairs: Pairs, x: OneSide) -> Mask:
-    return (x.place >= x.count // tile * tile) & (x.count >= fewest)
+    found: Mask = (x.place >= x.count // tile * tile) & (x.count >= fewest)
+    return found
 
 
 def _past_whole_tiles_of_all(tile: int, fewest: int, pairs: Pairs, x: OneSide) -> Mask:
-    return (x.p >= x.total // tile * tile) & np.array(x.total >= fewest)
+    found: Mask = (x.p >= x.total // tile * tile) & (x.total >= fewest)
+    return found
 
 
 def _past(tile: int, pairs: Pairs, x: OneSide) -> Mask:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ringref.attention import attention
-from ringref.rounding import allowed_error
+from ringref.attention import Answer, attention
+from ringref.rounding import Allowed, allowed_error
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
 from ringverify.diagnosis.pairs import Ints
 from ringverify.diagnosis.scene import Array, Scene
@@ -153,8 +153,14 @@ WHOLE: dict[str, Rearranged] = {
 """Which rows, shards, heads or batch elements stand where others should; rows of results are moved in `adding`."""
 
 
-def _judge_returned(change: Rearranged, names: tuple[TensorName, ...]) -> Callable[[Scene], float | None]:
-    """Return the judge of right results of which some come back in another order."""
+def _judge_returned(change: Rearranged, names: tuple[TensorName, ...], *, copied: bool) -> Callable[[Scene], float | None]:
+    """Return the judge of right results of which some come back in another order.
+
+    Args:
+        change: the order.
+        names: the results.
+        copied: whether gradients of key heads come back as those of copies that the ranks divide, and are then summed.
+    """
 
     def judge(scene: Scene) -> float | None:
         if scene.replicated or not set(names) < set(scene.tensors):  # all of them together are results
@@ -163,18 +169,34 @@ def _judge_returned(change: Rearranged, names: tuple[TensorName, ...]) -> Callab
         def moved(name: TensorName, x: Array) -> Array:
             if name == "lse":
                 return change(scene, x.swapaxes(1, 2)[..., None], 0)[..., 0].swapaxes(1, 2)
-            return change(scene, x, int(name in ("dk", "dv")))
+            found = change(scene, x, int(name in ("dk", "dv")))
+            copies = x.shape[2] // scene.problem.hk if name in ("dk", "dv") else 1
+            summed: Array = found.reshape(*x.shape[:2], -1, copies, x.shape[3]).sum(axis=3)
+            return summed
 
-        whole = {name: moved(name, getattr(scene.truth, name)) for name in names}
+        truth, allowed = _with_copies(scene) if copied else (scene.truth, scene.allowed)
+        whole = {name: moved(name, getattr(truth, name)) for name in names}
         return agree_but_for(
             scene,
             whole,
-            lambda: dataclasses.replace(
-                scene.allowed, **{name: moved(name, getattr(scene.allowed, name)) for name in names}
-            ),
+            lambda: dataclasses.replace(scene.allowed, **{name: moved(name, getattr(allowed, name)) for name in names}),
         )
 
     return judge
+
+
+def _with_copies(scene: Scene) -> tuple[Answer, Allowed]:
+    """Return the right answer, and what is allowed, if each key head has as many copies as it takes to share them out.
+
+    Query heads belong to the copies in turn, as many to each.
+    """
+    p, x = scene.problem, scene.inputs
+    copies = scene.size // _divisor(scene)
+    if copies == 1 or p.group_size % copies:
+        return scene.truth, scene.allowed
+    single, k, v = p.replace(key_heads=p.hk * copies), x.k.repeat(copies, axis=2), x.v.repeat(copies, axis=2)
+    answer = attention(single, x.q, k, v, x.dout, x.dlse, x.sinks)
+    return answer, allowed_error(single, answer, x.q, k, v, x.dout, x.dlse, scene.pipeline)
 
 
 def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable[[Scene], float | None]:
@@ -328,6 +350,7 @@ for how, change in (ROWS | WHOLE).items():
     for what, names in WHOSE:
         REARRANGED.append(Hypothesis(f"{what} are taken from another place: {how}", STEPS, judge=_judge(change, names)))
 COME_BACK: dict[str, tuple[TensorName, ...]] = {
+    "gradients": ("dq", "dk", "dv"),
     "out and lse": ("out", "lse"),
     "out": ("out",),
     "lse": ("lse",),
@@ -339,5 +362,8 @@ COME_BACK: dict[str, tuple[TensorName, ...]] = {
 for how, change in (WHOLE | BY_RANK | BY_DIVISOR | BY_GROUP).items():
     for what, results in COME_BACK.items():
         if what != "lse" or how in WHOLE:  # other orders of its heads are above
-            says = f"{what} that are right come back in another place: {how}"
-            REARRANGED.append(Hypothesis(says, STEPS, judge=_judge_returned(change, results)))
+            says, judged = f"{what} that are right come back in another place: {how}", _judge_returned
+            REARRANGED.append(Hypothesis(says, STEPS, judge=judged(change, results, copied=False)))
+            if how in BY_RANK and "dk" in results:
+                says += ", of key heads with copies that the ranks divide, before these are summed"
+                REARRANGED.append(Hypothesis(says, STEPS, judge=judged(change, results, copied=True)))

@@ -539,6 +539,9 @@ FACTORS: dict[str, Callable[[Here], float]] = {
     "is divided by the number of ranks": lambda here: 1 / here.size,
     "is divided by the number of query heads of a group": lambda here: 1 / here.problem.group_size,
     "is as many times too large as a group has query heads": lambda here: here.problem.group_size,
+    "is divided by the number of times that a key head is repeated so that the ranks divide them": lambda here: (
+        here.problem.hk / math.lcm(here.problem.hk, here.size)
+    ),
     "is divided by the number of queries": lambda here: 1 / max(1, here.problem.nq),
     "is divided by log(2)": lambda here: 1 / math.log(2),
     "is multiplied by log(2)": lambda here: math.log(2),

@@ -52,7 +52,7 @@ def in_dk(ds, q, scale, attended):
 
 
 TOLD = {
-    "partial results of ranks are merged in the dtype of the inputs": (replace(STEPS, merge=merged), False),
+    "partial results of ranks are sent or merged in the dtype of the inputs": (replace(STEPS, merge=merged), False),
     "weighted values are summed in the dtype of the inputs": (replace(STEPS, partial=summed), False),
     "dk is computed in the dtype of the inputs": (replace(STEPS, dk=in_dk), True),
 }
