@@ -153,7 +153,9 @@ WHOLE: dict[str, Rearranged] = {
 """Which rows, shards, heads or batch elements stand where others should; rows of results are moved in `adding`."""
 
 
-def _judge_returned(change: Rearranged, names: tuple[TensorName, ...], *, copied: bool) -> Callable[[Scene], float | None]:
+def _judge_returned(
+    change: Rearranged, names: tuple[TensorName, ...], *, copied: bool
+) -> Callable[[Scene], float | None]:
     """Return the judge of right results of which some come back in another order.
 
     Args:

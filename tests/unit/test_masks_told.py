@@ -424,12 +424,14 @@ def test_a_mask_made_otherwise_is_told(words):
     assert words in [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
 
 
-@pytest.mark.parametrize(("length", "past"), [(4, 0), (5, 0), (8, 3), (13, 3)])
-def test_what_is_past_the_last_whole_tile_of_all_is_nothing_where_there_are_fewer(length, past):
-    """Of tiles of 5 keys."""
-    (part,) = [
-        one for one in PARTS if one.text == "for keys past the last whole tile of 5 of all, unless there are fewer"
-    ]
+@pytest.mark.parametrize(
+    ("of", "length", "past"),
+    [(" of all", 4, 0), (" of all", 5, 0), (" of all", 8, 3), (" of all", 13, 3), ("", 14, 0), ("", 20, 5)],
+)
+def test_what_is_past_the_last_whole_tile_is_nothing_where_there_are_fewer(of, length, past):
+    """Of tiles of 5 keys, of all or of each of three shards."""
+    text = f"for keys past the last whole tile of 5{of}, unless there are fewer"
+    (part,) = [one for one in PARTS if one.text == text]
     scenes, _ = seen(
         Implementation(ring_of(STEPS), "right", EVERYTHING), [case_of(query_length=length)], gradients=False
     )

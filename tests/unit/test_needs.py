@@ -177,7 +177,21 @@ RELATED = [
     ("a branch of the dilation that keeps no position in some head", lambda one: one["void_branch"]),
     ("at least 2 ranks, a group of ranks that are all odd, or all even, in the world",
      lambda one: one["ranks"] > 1 and one["one_parity"]),
+    ("a document that begins at a position that is no multiple of the ranks", lambda one: one["uneven_begin"]),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("masks", [{}, {"documents": True, "key_lengths": True}], ids=["a window", "more"])
+def test_what_another_cotangent_makes_idle_is_not_said(masks):
+    """With that of lse it shows on two ranks whatever is attended, with that of out only if keys are elsewhere."""
+    declared = dataclasses.replace(TOKENS, lse=True, lse_gradient=True, **masks)
+
+    def fails(case):
+        seen = features(case, declared)
+        return bool(case.problem.nq and seen["ranks"] > 1 and (seen["abroad"] or seen["cotangent"] == "lse"))
+
+    said = needs(Case(problem=Problem(query_length=2, head_dim=1), world_size=2), fails, declared)
+    assert [one.text for one in said.requires] == ["at least 2 ranks"]
 
 
 @pytest.mark.parametrize(("size", "left", "past"), [(3, 9, True), (3, 8, False), (3, None, False), (1, 20, False)])

@@ -137,6 +137,14 @@ FORWARD |= {
         documents_by(lambda offsets, at: inside(offsets, at, torch.searchsorted(offsets, at) - 1)),
         case_of(documents=(0, 4, 11)),
     ),
+    "the first position of each document is taken for one of the document before, of the first for one of its own": (
+        documents_by(lambda offsets, at: inside(offsets, at, torch.searchsorted(offsets, at))),
+        case_of(documents=(0, 4, 11)),
+    ),
+    "the first position of each document is taken for one of the document before, and positions up to that of the "
+    "first, and after the last one's, for documents": (
+        documents_by(lambda offsets, at: torch.searchsorted(offsets, at)), case_of(documents=(2, 5, 9))
+    ),
     "positions that are in no document attend each other": (
         documents_by(
             lambda offsets, at: inside(offsets, at, torch.searchsorted(offsets, at, right=True) - 1, else_=99)

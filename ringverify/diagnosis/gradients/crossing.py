@@ -17,6 +17,7 @@ from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.gradients.moving import MOVED, Moved
 from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
@@ -62,11 +63,10 @@ def _lse_and_delta(terms: Terms, other: Other, here: Mask) -> Gradients:
 
 
 def _times(terms: Terms, other: Other) -> Array:
-    """Return how many times as large weights are, `(B, H, Nq, 1)`; once, where a row has no keys."""
+    """Return how many times as large weights are, `(B, H, Nq, 1)`; once, where a row has no keys; infinite for its."""
     lse = terms.scene.truth.intermediates.lse
-    taken = other(lse)
-    there = np.isfinite(lse) & np.isfinite(taken)
-    found: Array = np.exp(np.where(there, lse, 0.0) - np.where(there, taken, 0.0))[..., None]
+    there = np.isfinite(lse)
+    found: Array = np.exp(np.where(there, lse, 0.0) - np.where(there, other(lse), 0.0))[..., None]
     return found
 
 
@@ -105,6 +105,29 @@ TAKEN: dict[str, Taken] = {
 }
 """What is taken of other rows in the backward."""
 
+
+def _first_of_document(terms: Terms) -> Ints:
+    """Return as positions the first rows of each shard, as many as it has of the document of each row."""
+    x, offsets = terms.pairs.queries, np.array(terms.scene.problem.documents or (0, terms.pairs.queries.total))
+    found = np.arange(x.total)
+    for held in x.shards:
+        number = bounds(offsets, held)
+        for one in np.unique(number[number >= 0]):
+            rows = held[number == one]
+            found[rows] = held[: len(rows)]
+    return found
+
+
+def _rows_of(moved: Moved, terms: Terms) -> Ints:
+    return moved(terms.pairs, terms.pairs.queries)
+
+
+ROWS: dict[str, Callable[[Terms], Ints]] = {
+    "the first rows of a shard instead of those of a document": _first_of_document,
+    **{where: functools.partial(_rows_of, moved) for where, moved in MOVED.items()},
+}
+"""Rows of which something may be taken: the position of one for each position."""
+
 OF_HOLDER = "the rows at the same places on the rank that holds the keys, which computes them where queries travel"
 """Whose rows may be taken instead of those that have come."""
 
@@ -140,11 +163,11 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 change = functools.partial(_of_heads, names, of)
                 if all(fits(one, change(one)) for one in terms):
                     yield measured(f"{says}: heads are taken {order}", change)
-    for where, moved in MOVED.items():
+    for where, rows in ROWS.items():
         for part in PLACES:
             told = f"{part.text}: " if part.text else ""
             for what, taken in TAKEN.items():
-                change = functools.partial(_changed, taken, moved, part)
+                change = functools.partial(_changed, taken, rows, part)
                 if all(fits(one, change(one)) for one in terms):
                     yield measured(f"{told}the backward takes {what} of {where}", change)
     for part, (what, taken) in itertools.product(PLACES, TAKEN.items()):
@@ -169,8 +192,8 @@ def _on_rank_of_keys(taken: Taken, part: PartOfPairs, terms: Terms) -> Gradients
     return found
 
 
-def _changed(taken: Taken, moved: Moved, part: PartOfPairs, terms: Terms) -> Gradients:
-    return taken(terms, _of_rows(moved(terms.pairs, terms.pairs.queries)), part.holds(terms.pairs))
+def _changed(taken: Taken, rows: Callable[[Terms], Ints], part: PartOfPairs, terms: Terms) -> Gradients:
+    return taken(terms, _of_rows(rows(terms)), part.holds(terms.pairs))
 
 
 def _of_heads(names: tuple[TensorName, ...], of: Callable[[Ints, int], Ints], terms: Terms) -> Gradients:

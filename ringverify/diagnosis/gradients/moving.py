@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 
 from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
+from ringverify.diagnosis.gradients.weights import by_branch
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.masks.positions import POSITIONS, At, late
-from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, branch
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.events import TensorName
@@ -129,6 +130,18 @@ SLICES |= {
 }
 
 
+KEPT: dict[str, Callable[[Pairs, OneSide], Ints]] = {
+    "rows // ranks": lambda pairs, x: np.array(x.total // pairs.size),
+    "the last rank's number of rows": lambda pairs, x: np.array(len(x.shards[-1])),
+    "the last but one of a shard": lambda pairs, x: x.count - 1,
+}
+"""How many rows of a shard of results come back, where there are more."""
+
+
+def _of_none_past(kept: Callable[[Pairs, OneSide], Ints], pairs: Pairs, x: OneSide) -> Ints:
+    return np.where(x.place < kept(pairs, x), x.p, x.total)
+
+
 def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: Moved, terms: Terms) -> Gradients:
     at = target(terms.pairs, terms.pairs.queries if names == ("dq",) else terms.pairs.keys)
     return {name: _to(at, x) for name, x in terms.sums_over(names, part.holds(terms.pairs)).items()}
@@ -178,6 +191,27 @@ def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
 
 
+def _lost_to_padding(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if a head adds nothing to a shard's first row where it has fewer rows than somewhere else.
+
+    In a dilation, each branch has rows of its own.
+    """
+    pairs, keys, dilation = terms.pairs, terms.pairs.keys, terms.scene.problem.dilation
+    kept: list[Mask] = [np.ones((terms.scene.problem.heads, keys.total), dtype=bool)]
+    if dilation is not None:
+        kept = [branch(pairs, number, keys.p, keys.p)[:, 0] > 0 for number in range(len(dilation.branches))]
+        kept = [np.logical_or.reduce(kept)] if dilation.heads == "split" else kept
+    gone, whole = np.zeros_like(terms.p), np.where(terms.p == 0, 1.0, terms.p)
+    for part, rows in zip(by_branch(terms), kept, strict=True):
+        held = [(shard[0], rows[:, shard].sum(axis=1)) for shard in keys.shards if len(shard)]
+        most = max((count.max(initial=0) for _, count in held), default=0)
+        lost = np.zeros(rows.shape)
+        for first, count in held:
+            lost[:, first] = count < most
+        gone += part / whole * lost[:, None, :]
+    return {name: -y for name, y in terms.sums_over(names, gone).items()}
+
+
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """Yield what explains results whose rows are in the wrong place, and gradients that are, if out and lse are right.
 
@@ -192,6 +226,9 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             says = f"the rows of {' and '.join(names)} that are returned are those at positions {text}"
             for cleared in (False, True):
                 yield measured(says, functools.partial(_of_positions, names, at, cleared))
+        for text, kept in KEPT.items():
+            says = f"the rows of {' and '.join(names)} past {text} come back as 0"
+            yield measured(says, functools.partial(_of_positions, names, functools.partial(_of_none_past, kept), False))
     if terms := fitted(scenes):
         for says, change in _changes():
             if all(fits(one, change(one)) for one in terms):
@@ -205,5 +242,11 @@ def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
         for (where, target), names in itertools.product(MOVED.items(), ADDED):
             says = f"{told}what is added to {' and '.join(names)} is added to {where}"
             yield says, functools.partial(_added_elsewhere, names, part, target)
+    for names in WRITTEN:
+        says = (
+            f"what a head, or a branch of a dilation, adds to {' and '.join(names)} of a shard's first row is lost "
+            "where it has fewer rows there than elsewhere: what pads them is written to that row"
+        )
+        yield says, functools.partial(_lost_to_padding, names)
     for (says, order), names in itertools.product(WRITERS.items(), WRITTEN):
         yield f"the {' and '.join(names)} {says}", functools.partial(_written_over, order, names)

@@ -113,7 +113,7 @@ def fits(terms: Terms, change: Gradients) -> bool:
 
 def _spoilt(scene: Scene, whole: Gradients) -> bool:
     """Whether a factor of results overflows: what becomes of sums with an infinite weight, their order decides."""
-    large = any((np.abs(x) > LARGEST[scene.dtype_of(name)] ** 0.5).any() for name, x in whole.items())
+    large = not all((np.abs(x) <= LARGEST[scene.dtype_of(name)] ** 0.5).all() for name, x in whole.items())
     return large and not all(np.isfinite(seen(scene, name)).all() for name in QKV_GRADIENTS)
 
 

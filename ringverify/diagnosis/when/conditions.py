@@ -347,6 +347,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         "documents+length", 1.42, Placed.bordering),
     "crossing_later": ("a document on several ranks that does not begin on the first", "documents+length+ranks", 1.41,
         lambda one: one.crossing(first=1)),
+    "uneven_begin": ("a document that begins at a position that is no multiple of the ranks", "documents+ranks", 1.45,
+        lambda one: any(begin % one.case.world_size for begin in one.documents[:-1])),
     "empty_document": ("a document without positions", "documents", 1.4,
         lambda one: any(a == b for a, b in itertools.pairwise(one.documents))),
     "outside": ("positions outside all documents", "documents", 1.5,

@@ -33,8 +33,8 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in the attended scores of a case.
 
     That is the lowest and the highest of what is each query's largest score, and whether, and how far, that of some
-    query, known from an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1, rank − 2
-    and so on. And the largest score before a softcap, divided by that.
+    query, known from an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1,
+    rank − 2 and so on. And the largest score before a softcap, divided by that.
     """
     p, x, placed = case.problem, make_inputs(case), Placed.of(case, capabilities)
     products = x.q.swapaxes(1, 2) @ per_query_head(x.k, p.group_size).swapaxes(2, 3)

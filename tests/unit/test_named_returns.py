@@ -1,0 +1,123 @@
+"""Gradients of which rows do not come back, or are those of other rows, and heads that come back in another order."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from mechanisms import case_of, explaining, of_gradients, seen
+
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.diagnosis.gradients import crossing
+from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.when.scores import conditions_on_scores, of_scores
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, ring_of
+from ringverify.implementation import Capabilities, Implementation
+
+
+def told(steps, cases, hypotheses):
+    """The sentences that explain a ring of these steps."""
+    scenes, _ = seen(Implementation(ring_of(steps), "returned", EVERYTHING), cases, gradients=True)
+    return explaining(hypotheses(scenes), scenes)
+
+
+def cut_at(kept):
+    """Rows of dk and dv from this one on are 0."""
+
+    def returned(here, dq, dk, dv):
+        rows = torch.arange(dk.size(1))[:, None, None] < kept(here, dk.size(1))
+        return dq, dk * rows, dv * rows
+
+    return replace(STEPS, returned_gradients=returned)
+
+
+KEPT = {
+    "rows // ranks": lambda here, rows: here.problem.nk // here.size,
+    "the last rank's number of rows": lambda here, rows: len(here.shards[-1]),
+    "the last but one of a shard": lambda here, rows: rows - 1,
+}
+
+
+@pytest.mark.parametrize("past", KEPT)
+def test_rows_of_gradients_that_do_not_come_back_are_told(past):
+    """As many as some rank holds, or all but one."""
+    cases = [case_of(query_length=11), case_of(query_length=7, size=2)]
+    assert f"the rows of dk and dv past {past} come back as 0" in told(cut_at(KEPT[past]), cases, of_gradients)
+
+
+def test_rows_that_padding_writes_over_are_told():
+    """The first of a shard that is shorter than others."""
+    steps = replace(
+        STEPS,
+        returned_gradients=lambda here, dq, dk, dv: (
+            dq, dk, dv * (torch.arange(dv.size(1))[:, None, None] >= (dv.size(1) < len(here.shards[0])))
+        ),
+    )  # fmt: skip
+    found = told(steps, [case_of(query_length=11), case_of(query_length=7, size=2)], of_gradients)
+    assert any(
+        one.startswith("what a head, or a branch of a dilation, adds to dv of a shard's first row") for one in found
+    )
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_lse_of_a_shards_first_rows_for_each_document_is_told(padding):
+    """Where these are in no document their lse is −inf, and weights are infinite."""
+
+    def gradients(steps, here, hop, owner, rows, block):
+        q, dout, delta, lse = rows
+        number = torch.bucketize(here.call.positions, torch.tensor(here.problem.documents), right=True)
+        first = torch.stack([(number < one).sum() for one in number])
+        return STEPS.gradients(
+            steps, here, hop, owner, (q, dout, delta, lse[..., torch.arange(len(first)) - first]), block
+        )
+
+    cases = [case_of(documents=(0, 2, 7, 12)), case_of(documents=(0, 5, 12), size=2)]
+    cases += [case_of(documents=(2, 7, 12), size=1)] if padding else []
+    words = "the backward takes lse of the first rows of a shard instead of those of a document"
+    assert words in told(replace(STEPS, gradients=gradients), cases, crossing.hypotheses)
+
+
+class Turned(torch.autograd.Function):
+    """The identity, whose gradient has its heads (rank, head) in the order (head, rank)."""
+
+    @staticmethod
+    def forward(ctx, x, size):
+        ctx.size = size
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx.unflatten(2, (ctx.size, -1)).transpose(2, 3).flatten(2, 3).contiguous(), None
+
+
+def test_copies_of_key_heads_whose_gradients_come_back_in_another_order_are_told():
+    """As many copies as it takes for the ranks to divide them; they are summed after that."""
+
+    def attend(q, k, v, call):
+        times = math.lcm(call.problem.hk, call.world_size) // call.problem.hk
+        k, v = (Turned.apply(x.repeat_interleave(times, dim=2), call.world_size) for x in (k, v))
+        told = call.problem.replace(key_heads=k.size(2))
+        return PLAIN.function(Turned.apply(q, call.world_size), k, v, replace(call, problem=told))
+
+    cases = [case_of(size=2, heads=8, key_heads=1, head_dim=4), case_of(size=4, heads=8, key_heads=2)]
+    cases.append(case_of(size=3, heads=12, key_heads=4))
+    scenes, _ = seen(Implementation(attend, "copies", EVERYTHING), cases, gradients=True)
+    assert explaining(REARRANGED, scenes) == [
+        "gradients that are right come back in another place: heads (rank, head) as (head, rank), of key heads with "
+        "copies that the ranks divide, before these are summed"
+    ]
+
+
+def test_how_far_scores_grow_is_a_condition():
+    """From the rank's own block to those of the ranks before it, of the query for which it is most."""
+    case = Case(problem=Problem(query_length=6), world_size=3, values="rising_blocks", seed=3)
+    declared = Capabilities()
+    growth = of_scores(case, declared)["growth"]
+    assert growth > 0
+    assert of_scores(case.replace(world_size=1), declared)["growth"] == 0
+    far = {**of_scores(case, declared), "growth": 95.0}
+    (condition,) = [one for one in conditions_on_scores([far]) if one.about == ("growth",)]
+    assert condition.text == "a query whose running maximum grows by more than about 95 at a later hop"
+    assert condition.meets(far)
+    assert not condition.meets(of_scores(case.replace(world_size=1), declared))
