@@ -177,6 +177,10 @@ RELATED = [
     ("a branch of the dilation that keeps no position in some head", lambda one: one["void_branch"]),
     ("at least 2 ranks, a group of ranks that are all odd, or all even, in the world",
      lambda one: one["ranks"] > 1 and one["one_parity"]),
+    ("a last segment of the dilation that is shorter than one before it", lambda one: one["shorter_last"]),
+    ("a last segment of the dilation with fewer positions that count than one before it",
+     lambda one: one["fewer_last"]),
+    ("softcap, a key that no query attends", lambda one: one["unattended"] and one["softcap"]),
     ("a document that begins at a position that is no multiple of the ranks", lambda one: one["uneven_begin"]),
 ]  # fmt: skip
 

@@ -234,6 +234,12 @@ class Placed:
         seen = (self.attended[:, :, held] > 0 for held in self.queries)
         return any(bool(one.any()) and not one.all() for one in seen)
 
+    def unattended(self) -> bool:
+        """Whether no query of all heads that share a key head attends some key."""
+        seen = self.pairs.any(axis=2)
+        by_head = np.broadcast_to(seen, (len(seen), self.p.heads, self.p.nk))
+        return not by_head.reshape(len(seen), self.p.hk, self.p.group_size, self.p.nk).any(axis=2).all()
+
     def blind_owner(self) -> bool:
         """Whether a rank's queries attend no key, if it has any, and its keys are attended."""
         return any(
@@ -386,6 +392,12 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(one.p.nk % segment for segment, _ in one.branches)),
     "several_branches": ("dilation with several branches", "dilation", 1.4, lambda one: len(one.branches) > 1),
     "unlike_branches": ("branches of a dilation that differ", "dilation", 1.4, lambda one: len(set(one.branches)) > 1),
+    "shorter_last": ("a last segment of the dilation that is shorter than one before it", "dilation+length", 1.43,
+        lambda one: any(one.p.nk % segment and one.p.nk > segment for segment, _ in one.branches)),
+    "fewer_last": ("a last segment of the dilation with fewer positions that count than one before it",
+        "dilation+length", 1.44, lambda one: any(
+            one.p.nk > segment and 0 < -(-(one.p.nk % segment) // rate) < -(-segment // rate)
+            for segment, rate in one.branches)),
     "cut_rate": ("a dilation rate that does not divide its segment", "dilation", 1.45,
         lambda one: any(segment % rate for segment, rate in one.branches)),
     "cut_segments": ("a dilation rate that does not divide its segment, and a second segment", "dilation+length", 1.48,
@@ -459,6 +471,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         f"ranks+length+{MASKED}", 1.47, lambda one: one.blind(-1)),
     "blind_at_first": ("a query without keys in the first block, hop by hop, of which its rank attends any",
         f"ranks+length+cross lengths+{MASKED}", 1.49, Placed.blind_at_first),
+    "unattended": ("a key that no query attends", f"length+key heads+{MASKED}", 1.46, Placed.unattended),
     "blind_owner": ("a rank whose queries attend no key, and whose keys queries of another rank attend",
         f"ranks+length+cross lengths+{MASKED}", 1.46, Placed.blind_owner),
     "blind_entry": ("a block that a batch entry attends, and the first batch entry does not", "key_lengths+batch+ranks",
