@@ -104,6 +104,22 @@ def _on_its_way(pairs: Pairs) -> Mask:
     return found
 
 
+def _dropped_later(pairs: Pairs) -> Mask:
+    """Whether a rank further on the way of a key's block attends the block, and not the key."""
+    queries, keys = pairs.queries.shards, pairs.keys.shards
+    found = np.zeros(pairs.true.shape[2:], dtype=bool)
+    if len(queries) != pairs.size:  # every rank has all queries
+        return found
+    attends = np.array([pairs.true[:, :, rows].any(axis=(0, 1, 2)) for rows in queries])  # by rank and key
+    for owner, held in enumerate(keys):
+        dropped = np.zeros(len(held), dtype=bool)
+        for hop in reversed(range(pairs.size)):
+            rank = (owner + hop) % pairs.size
+            found[np.ix_(queries[rank], held)] = dropped
+            dropped = dropped | (attends[rank, held].any() & ~attends[rank, held])
+    return found
+
+
 def _shard(pairs: Pairs) -> int:
     return max(1, *(len(held) for held in pairs.keys.shards))
 
@@ -140,6 +156,7 @@ def _parts() -> Iterator[PartOfPairs]:
         ),
         "past hop ranks // 2": lambda pairs: pairs.hop > pairs.size // 2,
         "on blocks that go on to a rank further away on that side of the owner": _on_its_way,
+        "on keys that a rank further on the way of their block does not attend, though others of it": _dropped_later,
         "at odd hops": lambda pairs: pairs.hop % 2 == 1,
         "at even hops": lambda pairs: pairs.hop % 2 == 0,
         "on the block of the rank before": lambda pairs: pairs.owner == pairs.rank - 1,

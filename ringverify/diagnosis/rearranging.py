@@ -51,6 +51,15 @@ def _turns_of_heads(of: Callable[[Scene], int], scene: Scene, x: Array, of_keys:
     return _padded(x, n * each)[:, :, np.arange(n * each).reshape(-1, n).T.ravel()[:heads]]
 
 
+def _shifted_heads(up: bool, scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read heads so many places on, or back, as it takes for the ranks to divide their number; the others are of 0."""
+    fill = -x.shape[2] % scene.size
+    more = np.zeros_like(x[:, :, :fill])
+    return (
+        np.concatenate([more, x], axis=2)[:, :, : x.shape[2]] if up else np.concatenate([x, more], axis=2)[:, :, fill:]
+    )
+
+
 def _padded(x: Array, heads: int) -> Array:
     return np.pad(x, ((0, 0), (0, 0), (0, heads - x.shape[2]), (0, 0)))
 
@@ -333,6 +342,9 @@ REARRANGED.append(
         judge=_judge_padded_heads,
     )
 )
+for up, (front, end) in {True: ("in front", "at the end"), False: ("at the end", "in front")}.items():
+    says = f"heads are filled up to a multiple of the ranks {front}, and those of results are left out {end}"
+    REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(functools.partial(_shifted_heads, up), "o")))
 for how, change in (BY_RANK | BY_DIVISOR | BY_GROUP).items():
     says = f"lse is read in the wrong order: {how}"
     REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(change, "l", of_ranks=how not in BY_GROUP)))

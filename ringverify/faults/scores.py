@@ -310,6 +310,11 @@ for which, key_head in {
     "where query heads and key heads are dealt to the ranks by turns": lambda head, group, count, copies, ranks: (
         head % ranks + head // ranks // group * ranks if count % ranks == 0 else head // group
     ),
+    "one of its rank by turns, where the ranks divide the key heads": lambda head, group, count, copies, ranks: (
+        head // group
+        if count % ranks
+        else head // (group * count // ranks) * (count // ranks) + head % (count // ranks)
+    ),
     "that of its rank's first query head, where the ranks do not divide the key heads": (
         lambda head, group, count, copies, ranks: (
             head // group if count % ranks == 0 else _first_of_rank(head, count * group, ranks) // group

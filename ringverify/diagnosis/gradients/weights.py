@@ -82,9 +82,18 @@ def by_branch(terms: Terms) -> list[Array]:
     return [once * branch(pairs, number, *plain) for number in range(len(dilation.branches))]
 
 
+def _by_block_and_branch(terms: Terms) -> list[Array]:
+    return [
+        np.where(terms.pairs.owner == block, part, 0.0)
+        for part in by_branch(terms)
+        for block in range(terms.pairs.size)
+    ]
+
+
 DETACHED: dict[str, Callable[[Terms], list[Array]]] = {
     "blocks": _by_block,
     "branches of a dilation": by_branch,
+    "blocks, and branches of a dilation in each,": _by_block_and_branch,
 }
 """Parts of all weights `(B, H, Nq, Nk)` that may be merged with weights that have no gradient."""
 

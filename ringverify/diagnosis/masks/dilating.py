@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -86,6 +87,17 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _causal_by_place,
         1.25,
     )
+    yield Otherwise(
+        "the causal mask compares places of a query and a key among the rows of their shards that a branch keeps",
+        _causal_by_kept,
+        1.25,
+    )
+    for what, until in ENDING.items():
+        yield Otherwise(
+            f"a block is left out from the first branch of a dilation on in which {what}: the loop over branches ends",
+            functools.partial(_until_a_branch, until),
+            0.5,
+        )
 
 
 PLACES: dict[str, Callable[[OneSide, int], Ints]] = {
@@ -231,6 +243,63 @@ def _causal_by_place(pairs: Pairs) -> Counts | None:
         through = np.ones_like(pairs.true) if p.dilation is None else branch(pairs, number, *plain) + 0 * pairs.true
         total += through * (_place_of_query(through, pairs) >= np.cumsum(through, axis=-1) - 1)
     return rest * total
+
+
+def _causal_by_kept(pairs: Pairs) -> Counts | None:
+    """Return counts if a key is hidden whose number among those of its shard is larger than that of the query."""
+    p, plain = pairs.problem, (pairs.queries.p, pairs.keys.p)
+    if not p.causal or pairs.case.replicated or p.nq != p.nk:
+        return None
+    rest = pairs.counts(lambda name: None if name in ("dilation", "causal") else plain)
+    total = np.zeros_like(pairs.true)
+    for number in range(1 if p.dilation is None else len(p.dilation.branches)):
+        through = np.ones_like(pairs.true[0]) if p.dilation is None else branch(pairs, number, *plain)
+        kept = through.diagonal(axis1=1, axis2=2) > 0
+        place = np.zeros(kept.shape, dtype=np.int64)
+        for held in pairs.keys.shards:
+            place[:, held] = kept[:, held].cumsum(axis=1)
+        total += through * (place[:, None, :] <= place[:, :, None])
+    return rest * total
+
+
+ENDING: dict[str, Callable[[Pairs, int], Mask]] = {
+    "its segments are none of those of the rank's queries": lambda pairs, w: _by_block(
+        pairs, pairs.queries.p // w == pairs.keys.p // w
+    ),
+    "its segments, from first to last, are none of those of the rank's queries, from first to last": lambda pairs, w: (
+        _by_block(pairs, _overlapping(pairs, w))
+    ),
+    "no query of the rank attends any of its keys": lambda pairs, w: _by_block(pairs, pairs.true.any(axis=(0, 1))),
+}
+"""When a loop over branches may end for a block, in words; whether it goes on, `(Nq, Nk)`, by the segment length."""
+
+
+def _overlapping(pairs: Pairs, w: int) -> Mask:
+    """Return whether segments of a rank's queries and of a block, from first to last of each, have any in common."""
+    mine, theirs = ([np.array([held[at] // w if len(held) else -1 for held in x.shards])[x.rank] for at in (0, -1)]
+                   for x in (pairs.queries, pairs.keys))  # fmt: skip
+    found: Mask = (mine[0] <= theirs[1]) & (theirs[0] <= mine[1])
+    return found
+
+
+def _by_block(pairs: Pairs, holds: Mask | np.bool_) -> Mask:
+    """Return whether something holds of any pair of a block, for each of its pairs."""
+    holds = np.asarray(holds)
+    found = np.zeros(holds.shape, dtype=bool)
+    for queries, keys in itertools.product(pairs.queries.shards, pairs.keys.shards):
+        found[np.ix_(queries, keys)] = holds[np.ix_(queries, keys)].any()
+    return found
+
+
+def _until_a_branch(goes_on: Callable[[Pairs, int], Mask], pairs: Pairs) -> Counts | None:
+    """Return counts without a block in branches from the first one on that ends the loop."""
+    if pairs.problem.dilation is None or len(pairs.of_branches) == 1:
+        return None
+    going, total = np.ones(pairs.true.shape[2:], dtype=bool), np.zeros_like(pairs.true)
+    for one in pairs.of_branches:
+        going &= goes_on(one, one.segment[0])
+        total += one.true * going
+    return total
 
 
 def _place_of_query(through: Counts, pairs: Pairs) -> Ints:

@@ -91,6 +91,13 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         0.5,
         _counted_on,
     )
+    yield Otherwise(
+        "which rows of a block are padding is told by those of the rank in hand at the same places: where they differ, "
+        "keys are left out, or attended as zeros",
+        lambda pairs: np.where(_told_by_own_rows(pairs), pairs.true, 0) if pairs.problem.key_lengths else None,
+        0.5,
+        lambda pairs: _told_by_own_rows(pairs, of_padding=True).sum(axis=-1),
+    )
     for lse, what in ((0.0, "0, lse too"), (-np.inf, "those of a row without keys")):
         yield Otherwise(
             "rows of shards that are padded to the longest are taken for positions 0, 1, …: those of padding are "
@@ -132,6 +139,20 @@ def _pieces(pairs: Pairs, x: OneSide) -> list[tuple[Ints, Mask]]:
     begin, behind = x.count // 2, x.count - early
     late = np.clip(early + x.place - begin, 0, None)
     return [(x.p, x.place < early), (x.at(x.rank, late), (x.place >= begin) & (x.place < begin + behind))]
+
+
+def _told_by_own_rows(pairs: Pairs, *, of_padding: bool = False) -> Mask:
+    """Return which keys are taken for none of the padding, by positions of the rank in hand; or which padding is."""
+    place = np.broadcast_to(pairs.keys.place, (pairs.problem.nq, pairs.problem.nk))
+    striped = pairs.case.sharding == "striped"  # which goes on past the end of a shard too
+    own = pairs.rank + pairs.size * place if striped else pairs.keys.at(pairs.rank, place)
+    lengths = np.array(pairs.problem.key_lengths or (pairs.problem.nk,))[:, None, None, None]
+    found = own < lengths
+    if of_padding:
+        plain = pairs.queries.p, pairs.keys.p
+        others = pairs.counts(lambda name: None if name == "key_lengths" else plain)
+        found = found & (pairs.keys.p >= lengths) & (others > 0)
+    return np.broadcast_to(found, pairs.true.shape)
 
 
 def _cut_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts | None:

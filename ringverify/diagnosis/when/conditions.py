@@ -236,7 +236,7 @@ class Placed:
 
     def unattended(self) -> bool:
         """Whether no query of all heads that share a key head attends some key."""
-        seen = self.pairs.any(axis=2)
+        seen = np.asarray(self.pairs.any(axis=2))
         by_head = np.broadcast_to(seen, (len(seen), self.p.heads, self.p.nk))
         return not by_head.reshape(len(seen), self.p.hk, self.p.group_size, self.p.nk).any(axis=2).all()
 
