@@ -213,6 +213,24 @@ def window_in_steps(here, owner, i, j):
     return (i // 6 == j // 6) & (i % 6 % 2 == 0) & (j % 6 % 2 == 0) & (ahead >= -2) & (ahead <= 0)
 
 
+def by_kept_rows(here, owner, i, j):
+    """Of a dilation with segments of 6 and a rate of 2, whose kept rows are numbered on each rank."""
+    first, second = (x.flatten() % 6 % 2 == 0 for x in (i, j))
+    numbers = first.cumsum(0)[:, None] >= second.cumsum(0)[None]
+    return first[:, None] & second[None] & (i // 6 == j // 6) & numbers
+
+
+def until_no_segment(spans):
+    """Branches of (2, 1) and (12, 1), the second of which is left out with blocks of which the first has no segment."""
+
+    def counts(here, owner, i, j):
+        short = i // 2 == j // 2
+        among = (i.min() // 2 <= j.max() // 2) & (j.min() // 2 <= i.max() // 2) if spans else short.any()
+        return short.long() + among.long()
+
+    return counts
+
+
 def slices_exchanged(here, owner, i, j):
     """A triangle of the slices that two ranks have of a document, whose diagonal has the wrong sign."""
     cuts = torch.tensor(here.problem.documents or (0, here.problem.nk))
@@ -252,6 +270,11 @@ def team_taken_for_rank(here, owner, i, j):
 
 
 TWO, THREE = ({"size": size, "query_length": 9 * size} for size in (2, 3))
+OF_TWO_BRANCHES = [
+    case_of(dilation=Dilation(((2, 1), (12, 1)), heads="shared"), size=size, sharding=sharding)
+    for size, sharding in ((3, "contiguous"), (4, "striped"), (2, "contiguous"))
+]
+
 TOLD = {
     "a tile of 4 queries and 2 keys is skipped if its last key lies before the window of its last query": (
         where(tile_skipped),
@@ -411,6 +434,18 @@ TOLD = {
         [case_of(dilation=Dilation(((6, 2),), heads="split"), heads=1, window=(2, 0), query_length=n)
          for n in (12, 18)],
     ),
+    "the causal mask compares places of a query and a key among the rows of their shards that a branch keeps": (
+        by_pattern(by_kept_rows),
+        [case_of(dilation=Dilation(((6, 2),), heads="split"), heads=1, causal=True, query_length=n, sharding=sharding)
+         for n, sharding in ((12, "contiguous"), (18, "striped"))],
+    ),
+    "a block is left out from the first branch of a dilation on in which its segments are none of those of the rank's "
+    "queries: the loop over branches ends": (by_pattern(until_no_segment(spans=False)), OF_TWO_BRANCHES),
+    "a block is left out from the first branch of a dilation on in which its segments, from first to last, are none of "
+    "those of the rank's queries, from first to last: the loop over branches ends": (
+        by_pattern(until_no_segment(spans=True)),
+        [OF_TWO_BRANCHES[0], OF_TWO_BRANCHES[1].replace(query_length=5)],
+    ),
 }  # fmt: skip
 
 
@@ -550,9 +585,27 @@ def in_rows(q, k, v, call):
     return room[:, mine], rows[..., mine]
 
 
+def padding_of_own(q, k, v, call):
+    """A key of a striped block is padding if the rank's own at the same place is; padding is cleared."""
+    longest, (length,) = -(-call.problem.nk // call.world_size), call.key_lengths
+    held = torch.arange(longest)[None] * call.world_size + torch.arange(call.world_size)[:, None]
+    there, own = held < length, held[call.rank] < length
+    k, v = (torch.cat(joined(x, call), 1) * there.flatten()[:, None, None] for x in (k, v))
+    return dense(q, k, v, call, own.repeat(call.world_size)[None])
+
+
 @pytest.mark.parametrize(
     ("attend", "declared", "cases", "words"),
     [
+        (
+            padding_of_own,
+            {"causal": "never", "key_lengths": True, "sharding": ("striped",)},
+            [
+                case_of(sharding="striped", size=size, key_lengths=(length,))
+                for size, length in ((3, 7), (4, 9), (2, 5))
+            ],
+            "which rows of a block are padding is told by those of the rank in hand at the same places",
+        ),
         (
             cleared_by_first,
             {"world_sizes": (1,), "causal": "never", "key_lengths": True},

@@ -144,9 +144,10 @@ def test_weights_of_a_merge_that_have_no_gradient_are_told():
     """Of branches here; dq and dk lack what goes through the log-sum-exps."""
     implementation = Implementation(functools.partial(by_branches, detached=True), "detached", LOCAL)
     scenes, _ = seen(implementation, SHARED, gradients=True)
-    assert "the weights with which branches of a dilation are merged have no gradient: they are detached" in explaining(
-        of_gradients(scenes), scenes
-    )
+    words = "the weights with which {} are merged have no gradient: they are detached"
+    told = explaining(of_gradients(scenes), scenes)
+    assert words.format("branches of a dilation") in told
+    assert words.format("blocks, and branches of a dilation in each,") in told  # there is one block
 
 
 # -- heads and rows in other places ------------------------------------------------------------------------------------

@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mechanisms import case_of, explaining, of_gradients, seen
+from mechanisms import case_of, explaining, library, of_gradients, seen
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.diagnosis.gradients import crossing
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.when.scores import conditions_on_scores, of_scores
-from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, ring_of
+from ringverify.faults.place import Block
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
 
@@ -76,6 +77,61 @@ def test_lse_of_a_shards_first_rows_for_each_document_is_told(padding):
     cases += [case_of(documents=(2, 7, 12), size=1)] if padding else []
     words = "the backward takes lse of the first rows of a shard instead of those of a document"
     assert words in told(replace(STEPS, gradients=gradients), cases, crossing.hypotheses)
+
+
+def test_sums_that_ranks_keep_of_their_own_keys_alone_are_told():
+    """What has arrived for other keys of the block is dropped."""
+
+    def travel(steps, here, hop, owner, carried, part):
+        seen = multiplicity(steps, here, hop, owner).any(dim=2).any(dim=1).any(dim=0)
+        if hop and bool(seen.any()):
+            carried = Block(*(x * seen[:, None, None] for x in carried))
+        return STEPS.travel(steps, here, hop, owner, carried, part)
+
+    cases = [case_of(sharding="zigzag", causal=True), case_of(sharding="zigzag", causal=True, size=2, query_length=7)]
+    words = (
+        "on keys that a rank further on the way of their block does not attend, though others of it: what is added to "
+    )
+    assert f"{words}dk and dv is missing" in told(replace(STEPS, travel=travel), cases, of_gradients)
+
+
+@pytest.mark.parametrize("front", [True, False])
+def test_heads_that_are_filled_up_at_the_wrong_end_are_told(front):
+    """The first heads of results are those of heads of zeros, or the last ones."""
+
+    def attend(q, k, v, call):
+        fill = -q.size(2) % call.world_size
+        wide = [torch.nn.functional.pad(x, (0, 0, *((fill, 0) if front else (0, fill)))) for x in (q, k, v)]
+        many = call.problem.replace(heads=q.size(2) + fill, key_heads=None)
+        out, lse = PLAIN.function(*wide, replace(call, problem=many))
+        cut = slice(0, q.size(2)) if front else slice(fill, None)
+        return out[:, :, cut], lse[:, cut]
+
+    cases = [case_of(heads=2), case_of(size=2, heads=3, query_length=7), case_of(size=4, heads=5)]
+    scenes, _ = seen(Implementation(attend, "filled", EVERYTHING), cases, gradients=True)
+    ends = ("in front", "at the end") if front else ("at the end", "in front")
+    words = "heads are filled up to a multiple of the ranks {}, and those of results are left out {}"
+    assert words.format(*ends) in explaining(REARRANGED, scenes)
+
+
+def test_key_heads_that_a_rank_reads_by_turns_are_told():
+    """After an exchange in which each rank has whole groups of heads."""
+
+    def of(p, size):
+        each = p.hk // size
+        return [h // (p.heads // size) * each + h % each for h in range(p.heads)]
+
+    def per_key_head(here, x):
+        found = x.new_zeros((x.size(0), here.problem.hk, *x.shape[2:]))
+        return found.index_add_(1, torch.tensor(of(here.problem, here.size)), x)
+
+    steps = replace(STEPS, per_query_head=lambda here, x: x[:, of(here.problem, here.size)], per_key_head=per_key_head)
+    cases = [case_of(size=2, heads=8, key_heads=4), case_of(size=3, heads=12, key_heads=6)]
+    scenes, _ = seen(Implementation(ring_of(steps), "by turns", EVERYTHING), cases, gradients=True)
+    words = (
+        "grouped heads: a query head reads the wrong key head, one of its rank by turns, where the ranks divide the "
+    )
+    assert explaining(library(f"{words}key heads"), scenes)
 
 
 class Turned(torch.autograd.Function):
