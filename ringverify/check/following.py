@@ -71,7 +71,7 @@ TIED = {"heads": "key_heads", "head_dim": "value_dim", "query_length": "key_leng
 """Fields whose value may have to be changed together with another one's."""
 
 INSTEAD = 2
-"""Variants of each other mask that are tried instead of the one in which two calls differ."""
+"""Variants of each other mask, or place, that are tried instead of the one in which two calls differ."""
 
 SHARED = 3
 """Variants of lengths and ranks, in which some rank holds the same positions, that are tried before this is denied."""
@@ -188,8 +188,8 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     """Return a case that fails after another one with all that the earlier one needs.
 
     That is what has to be the same in both: another length, say, with which the earlier one lets it pass. And it is
-    which other mask does instead of that in which the two differ, if they do. Where they differ in several fields, or
-    it is no state that was found, it is returned as it is.
+    which other mask, or place, does instead of that in which the two differ, if they do. Where they differ in several
+    fields, or it is no state that was found, it is returned as it is.
     """
     case, earlier = shown.case, shown.after[0]
     fields = tuple(differing(case, earlier))
@@ -222,16 +222,16 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
             alike = [POSITIONS, *(factor for factor in alike if factor not in PLACES)]
     if fields == ("documents",) and time.monotonic() < until and any(map(passes, _with_an_empty_document(earlier))):
         alike.append("number of documents")
+    may_do = {factor: KEPT_BY[factor] for factor in (*MASKS, *PLACES) if POSITIONS not in alike or factor in MASKS}
     instead = [
         factor
-        for factor in MASKS
-        if fields and set(fields) <= set(MASKS) and factor not in (*fields, *alike) and time.monotonic() < until
-        if not all(
-            map(passes, [one for one in variants(factor, case) if {*differing(case, one)} == {factor}][:INSTEAD])
-        )
+        for factor, field in may_do.items()
+        if fields and fields[0] in may_do.values() and field not in fields and time.monotonic() < until
+        if not all(map(passes, [one for one in variants(factor, case) if {*differing(case, one)} == {field}][:INSTEAD]))
     ]
+    alike = [factor for factor in alike if factor not in instead]
     same = [in_words(KEPT_BY.get(factor, factor)) for factor in alike]
-    requires, cause = of_state((*fields, *instead), same, together=False)
+    requires, cause = of_state((*fields, *(KEPT_BY[factor] for factor in instead)), same, together=False)
     diagnosis = dataclasses.replace(shown.diagnosis, text=cause)
     return dataclasses.replace(shown, needs=dataclasses.replace(shown.needs, requires=(requires,)), diagnosis=diagnosis)
 

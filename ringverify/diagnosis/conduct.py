@@ -181,7 +181,8 @@ def of_state(fields: Sequence[str], alike: Sequence[str] | None = None, *, toget
             f"an earlier call in the same process{same and f', with the same {same}'}",
             "what an earlier call leaves behind in the process changes the result of the same call, made again",
         )
-    other = _listed([f"other {name}" if name.endswith("s") else f"another {name}" for name in names], "or")
+    singular = [name.startswith("number of ") or not name.endswith("s") for name in names]
+    other = _listed([f"{'an' if one else ''}other {name}" for name, one in zip(names, singular, strict=True)], "or")
     same = f" and the same {_listed(alike, 'and')}" if alike else ""
     return (
         f"an earlier call in the same process with {other}{same}",

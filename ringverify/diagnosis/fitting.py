@@ -84,8 +84,13 @@ def in_ring_of_teams(known: Sequence[Hypothesis], explaining: Sequence[Hypothesi
 
 
 def _in_ring_of(grid: Grid, one: Hypothesis) -> Hypothesis:
+    of = one.whole
     return replace(
-        one, more=one.more + grid.whose, steps=STEPS, judge=lambda scene: one.explains(as_teams_see(scene, grid))
+        one,
+        more=one.more + grid.whose,
+        steps=STEPS,
+        judge=lambda scene: one.explains(as_teams_see(scene, grid)),
+        whole=None if of is None else lambda scene: of(as_teams_see(scene, grid)),
     )
 
 

@@ -75,6 +75,7 @@ class Hypothesis(Cause):
             they are declared. Right results show it too: a case in which they do not rules it out.
         judge: replaces the prediction by steps, for faults of rounding: returns the largest difference left, or `None`.
         measured: whether a number was fitted to what came back: that it is the same in many cases is no chance.
+        whole: returns the results, of all positions, that `judge` expects instead of the right ones, if it has such.
     """
 
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
@@ -83,6 +84,7 @@ class Hypothesis(Cause):
     allowed_by: tuple[str, ...] | None = None
     judge: Callable[[Scene], float | None] | None = None
     measured: bool = False
+    whole: Callable[[Scene], Mapping[TensorName, Array]] | None = None
 
     def advised(self, scene: Scene) -> str:
         """Return what to try first in a case; empty if nothing is known."""

@@ -270,7 +270,7 @@ def in_half(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         names: tuple[TensorName, ...] = tuple(name for name in TENSORS[1] if name in wrong)
         yield Hypothesis(
             f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} computed in the dtype of the inputs, with "
-            "sums or weights that are rounded to it: off by its roundings, and all else is right",
+            "sums, weights or delta that are rounded to it: off by its roundings, and out and lse are right",
             STEPS,
             allowed_by=("accumulates", "probabilities", "reduces"),
             judge=functools.partial(_judge_in_half, names),

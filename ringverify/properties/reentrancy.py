@@ -51,6 +51,13 @@ _CAUSE: dict[Step, str] = {
 }
 """What is done wrongly where gradients alone are wrong in a step."""
 
+_NEEDS: dict[Step, str] = {
+    "first": "another call between its forward and its backward",
+    "second": "its forward before the backward of an earlier call",
+    "again": "a second backward through the same graph",
+}
+"""What it takes where gradients alone are wrong in a step."""
+
 MASKS = ("documents", "key_lengths", "window")
 """What the mask of a second call may differ in."""
 
@@ -96,7 +103,7 @@ def _told(case: Case, of: Case, step: Step, violation: Violation, runner: Runner
     if violation.finding is None or judge_everything(of, runner).violation is not None:
         return violation
     if not {"out", "lse"} & set(violation.finding.tensors):
-        return dataclasses.replace(violation, cause=_CAUSE[step])
+        return dataclasses.replace(violation, cause=_CAUSE[step], needs=_NEEDS[step])
     other = next((name for name in MASKS if getattr(case.problem, name) != getattr(of.problem, name)), None)
     if other is None:
         return violation

@@ -312,4 +312,4 @@ def read_off(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
         except TooFew:
             return 0.0
 
-    return dataclasses.replace(plain, judge=judged)
+    return dataclasses.replace(plain, judge=judged, whole=None)

@@ -128,11 +128,14 @@ def measured(
         sizes: how large the terms are of which those results are then sums, if they are larger than the change.
     """
 
-    def judge(scene: Scene) -> float | None:
+    def changed(scene: Scene) -> tuple[Gradients, Gradients]:
         changes = change(terms_of(scene))
+        return changes, {name: getattr(scene.truth, name) + y for name, y in changes.items()}
+
+    def judge(scene: Scene) -> float | None:
+        changes, whole = changed(scene)
         if not set(changes) <= set(scene.tensors):
             return None if wrong_tensors(scene) else 0.0
-        whole = {name: getattr(scene.truth, name) + y for name, y in changes.items()}
         if _spoilt(scene, whole):
             return 0.0
         # A row takes its rounding errors to where it is moved. What is wrong has errors of its own, and a weight the
@@ -147,4 +150,4 @@ def measured(
         }
         return agree_but_for(scene, whole, lambda: dataclasses.replace(scene.allowed, **wide))
 
-    return Hypothesis(text, STEPS, judge=judge, measured=True)
+    return Hypothesis(text, STEPS, judge=judge, measured=True, whole=lambda scene: changed(scene)[1])

@@ -163,12 +163,17 @@ class Foretelling:
 
 def _wrong(cause: Hypothesis, scene: Scene) -> bool:
     """Return whether a case that was given the right results fails by a cause."""
-    if cause.explains(scene) is None:
+    if cause.whole is not None:
+        whole = cause.whole(scene)
+        found = [{name: scene.local(name, x, rank) for name, x in whole.items()} for rank in range(scene.size)]
+    elif cause.explains(scene) is None:
         return True  # it predicts something else than the right results
+    else:
+        found = predicted(scene, cause.steps)
     return any(
-        bool((margins(found, scene.true(name, rank), scene.limit(name, rank), scene.dtype_of(name)) > 1).any())
-        for rank, results in enumerate(predicted(scene, cause.steps))
-        for name, found in results.items()
+        not bool((margins(x, scene.true(name, rank), scene.limit(name, rank), scene.dtype_of(name)) <= 1).all())
+        for rank, results in enumerate(found)
+        for name, x in results.items()
         if name in scene.tensors
     )
 
