@@ -54,7 +54,7 @@ def _turns_of_heads(of: Callable[[Scene], int], scene: Scene, x: Array, of_keys:
 def _shifted_heads(up: bool, scene: Scene, x: Array, of_keys: int) -> Array:
     """Read heads so many places on, or back, as it takes for the ranks to divide their number; the others are of 0."""
     fill = -x.shape[2] % scene.size
-    more = np.zeros_like(x[:, :, :fill])
+    more = np.zeros((*x.shape[:2], fill, x.shape[3]))
     return (
         np.concatenate([more, x], axis=2)[:, :, : x.shape[2]] if up else np.concatenate([x, more], axis=2)[:, :, fill:]
     )

@@ -107,7 +107,7 @@ def test_heads_that_are_filled_up_at_the_wrong_end_are_told(front):
         cut = slice(0, q.size(2)) if front else slice(fill, None)
         return out[:, :, cut], lse[:, cut]
 
-    cases = [case_of(heads=2), case_of(size=2, heads=3, query_length=7), case_of(size=4, heads=5)]
+    cases = [case_of(heads=2), case_of(size=2, heads=3, query_length=7), case_of(heads=1), case_of(size=4, heads=5)]
     scenes, _ = seen(Implementation(attend, "filled", EVERYTHING), cases, gradients=True)
     ends = ("in front", "at the end") if front else ("at the end", "in front")
     words = "heads are filled up to a multiple of the ranks {}, and those of results are left out {}"
