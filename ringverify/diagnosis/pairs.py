@@ -174,6 +174,13 @@ def _constraint(pairs: Pairs, name: str, i: Ints, j: Ints) -> Counts | Mask:
             return pattern.branches_through(i, j, dilation=p.dilation, heads=p.heads)
 
 
+def kept(pairs: Pairs, number: int) -> Mask:
+    """Return which keys one branch of a dilation keeps, `(H, Nk)`: it lets them through to their own place."""
+    j = pairs.keys.p.ravel()
+    found: Mask = branch(pairs, number, j[:, None], j[None])[:, j, j] > 0
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Otherwise:
     """A mask made in another way.

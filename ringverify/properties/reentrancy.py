@@ -44,19 +44,21 @@ _WHEN: dict[Step, str] = {
 }
 """The unusual condition of each step, for messages; in the order in which the steps are judged."""
 
-_CAUSE: dict[Step, str] = {
-    "first": "what a forward keeps for its backward is replaced by the forward of a second call",
-    "second": "what a forward keeps for its backward is that of the call before it",
-    "again": "the backward changes what the forward kept for it: the second time it computes with something else",
+_TOLD: dict[Step, tuple[str, str]] = {
+    "first": (
+        "what a forward keeps for its backward is replaced by the forward of a second call",
+        "another call between its forward and its backward",
+    ),
+    "second": (
+        "what a forward keeps for its backward is that of the call before it",
+        "its forward before the backward of an earlier call",
+    ),
+    "again": (
+        "the backward changes what the forward kept for it: the second time it computes with something else",
+        "a second backward through the same graph",
+    ),
 }
-"""What is done wrongly where gradients alone are wrong in a step."""
-
-_NEEDS: dict[Step, str] = {
-    "first": "another call between its forward and its backward",
-    "second": "its forward before the backward of an earlier call",
-    "again": "a second backward through the same graph",
-}
-"""What it takes where gradients alone are wrong in a step."""
+"""What is done wrongly where gradients alone are wrong in a step, and what it takes."""
 
 MASKS = ("documents", "key_lengths", "window")
 """What the mask of a second call may differ in."""
@@ -103,7 +105,8 @@ def _told(case: Case, of: Case, step: Step, violation: Violation, runner: Runner
     if violation.finding is None or judge_everything(of, runner).violation is not None:
         return violation
     if not {"out", "lse"} & set(violation.finding.tensors):
-        return dataclasses.replace(violation, cause=_CAUSE[step], needs=_NEEDS[step])
+        cause, needs = _TOLD[step]
+        return dataclasses.replace(violation, cause=cause, needs=needs)
     other = next((name for name in MASKS if getattr(case.problem, name) != getattr(of.problem, name)), None)
     if other is None:
         return violation

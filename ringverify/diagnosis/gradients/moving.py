@@ -13,7 +13,7 @@ from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted,
 from ringverify.diagnosis.gradients.weights import by_branch
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.masks.positions import POSITIONS, At, late
-from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, branch
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, kept
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.events import TensorName
@@ -138,8 +138,8 @@ KEPT: dict[str, Callable[[Pairs, OneSide], Ints]] = {
 """How many rows of a shard of results come back, where there are more."""
 
 
-def _of_none_past(kept: Callable[[Pairs, OneSide], Ints], pairs: Pairs, x: OneSide) -> Ints:
-    return np.where(x.place < kept(pairs, x), x.p, x.total)
+def _of_none_past(count: Callable[[Pairs, OneSide], Ints], pairs: Pairs, x: OneSide) -> Ints:
+    return np.where(x.place < count(pairs, x), x.p, x.total)
 
 
 def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: Moved, terms: Terms) -> Gradients:
@@ -197,16 +197,16 @@ def _lost_to_padding(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
     In a dilation, each branch has rows of its own.
     """
     pairs, keys, dilation = terms.pairs, terms.pairs.keys, terms.scene.problem.dilation
-    kept: list[Mask] = [np.ones((terms.scene.problem.heads, keys.total), dtype=bool)]
+    held: list[Mask] = [np.ones((terms.scene.problem.heads, keys.total), dtype=bool)]
     if dilation is not None:
-        kept = [branch(pairs, number, keys.p, keys.p)[:, 0] > 0 for number in range(len(dilation.branches))]
-        kept = [np.logical_or.reduce(kept)] if dilation.heads == "split" else kept
+        held = [kept(pairs, number) for number in range(len(dilation.branches))]
+        held = [np.logical_or.reduce(held)] if dilation.heads == "split" else held
     gone, whole = np.zeros_like(terms.p), np.where(terms.p == 0, 1.0, terms.p)
-    for part, rows in zip(by_branch(terms), kept, strict=True):
-        held = [(shard[0], rows[:, shard].sum(axis=1)) for shard in keys.shards if len(shard)]
-        most = max((count.max(initial=0) for _, count in held), default=0)
+    for part, rows in zip(by_branch(terms), held, strict=True):
+        counted = [(shard[0], rows[:, shard].sum(axis=1)) for shard in keys.shards if len(shard)]
+        most = max((count.max(initial=0) for _, count in counted), default=0)
         lost = np.zeros(rows.shape)
-        for first, count in held:
+        for first, count in counted:
             lost[:, first] = count < most
         gone += part / whole * lost[:, None, :]
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
@@ -226,9 +226,11 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             says = f"the rows of {' and '.join(names)} that are returned are those at positions {text}"
             for cleared in (False, True):
                 yield measured(says, functools.partial(_of_positions, names, at, cleared))
-        for text, kept in KEPT.items():
+        for text, count in KEPT.items():
             says = f"the rows of {' and '.join(names)} past {text} come back as 0"
-            yield measured(says, functools.partial(_of_positions, names, functools.partial(_of_none_past, kept), False))
+            yield measured(
+                says, functools.partial(_of_positions, names, functools.partial(_of_none_past, count), False)
+            )
     if terms := fitted(scenes):
         for says, change in _changes():
             if all(fits(one, change(one)) for one in terms):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ringverify.diagnosis.masks.positions import At, own_keys, sharded
-from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs, branch
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs, branch, kept
 from ringverify.diagnosis.scene import Counts
 
 OFFSETS: dict[str, Callable[[int, int, int], Ints]] = {
@@ -254,10 +254,10 @@ def _causal_by_kept(pairs: Pairs) -> Counts | None:
     total = np.zeros_like(pairs.true)
     for number in range(1 if p.dilation is None else len(p.dilation.branches)):
         through = np.ones_like(pairs.true[0]) if p.dilation is None else branch(pairs, number, *plain)
-        kept = through.diagonal(axis1=1, axis2=2) > 0
-        place = np.zeros(kept.shape, dtype=np.int64)
+        rows = np.ones((p.heads, p.nk), dtype=bool) if p.dilation is None else kept(pairs, number)
+        place = np.zeros(rows.shape, dtype=np.int64)
         for held in pairs.keys.shards:
-            place[:, held] = kept[:, held].cumsum(axis=1)
+            place[:, held] = rows[:, held].cumsum(axis=1)
         total += through * (place[:, None, :] <= place[:, :, None])
     return rest * total
 

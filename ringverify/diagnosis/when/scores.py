@@ -85,20 +85,20 @@ def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
     for highest in {float(one["highest"]) for one in cases if float(one.get("highest", 0)) >= FAR}:
         text = f"a score above about {_about(highest)}"
         cost = 1.15 + highest * 1e-9
-        yield Condition(text, about, cost, ("highest",), lambda one, n=highest: float(one.get("highest", 0)) >= n)  # type: ignore[misc]
+        yield Condition(text, about, cost, ("highest",), functools.partial(_at_least, "highest", highest))
 
     for growth in {float(one["growth"]) for one in cases if float(one["growth"]) >= FAR}:
         text = f"a query whose running maximum grows by more than about {_about(growth)} at a later hop"
         cost = 1.6 + growth * 1e-9
-        yield Condition(text, about | {"ranks"}, cost, ("growth",), lambda one, n=growth: float(one["growth"]) >= n)  # type: ignore[misc]
+        yield Condition(text, about | {"ranks"}, cost, ("growth",), functools.partial(_at_least, "growth", growth))
 
     for ratio in {float(one["capped"]) for one in cases if float(one.get("capped", 0)) > 0}:
         text, cost = "scores that are not small beside the softcap", 1.15 + ratio * 1e-9
-        yield Condition(text, about | {"softcap"}, cost, ("capped",), functools.partial(_capped, ratio))
+        yield Condition(text, about | {"softcap"}, cost, ("capped",), functools.partial(_at_least, "capped", ratio))
 
 
-def _capped(ratio: float, one: Features) -> bool:
-    return float(one.get("capped", 0)) >= ratio
+def _at_least(name: str, limit: float, one: Features) -> bool:
+    return float(one.get(name, 0)) >= limit
 
 
 def _about(size: float) -> str:
