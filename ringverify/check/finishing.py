@@ -128,7 +128,12 @@ def _smallest(
     Raises:
         _Unrepeated: it does not repeat alone in a fresh process, and the history is not its own.
     """
-    way, shrunk, unfinished = _shrunk(property, runner, found, refused, share, mishaps)
+    if attempt(mishaps, "running the case afresh", lambda: _kept(property, runner, found), False):
+        if not own:
+            raise _Unrepeated
+        way, shrunk, unfinished = [(found.case, found.judgement)], None, None  # it is shrunk with what it follows
+    else:
+        way, shrunk, unfinished = _shrunk(property, runner, found, refused, share, mishaps)
     case, judgement = way[-1]
 
     def confirmed() -> tuple[tuple[Case, ...], Case, Judgement]:
@@ -176,6 +181,16 @@ def _smallest(
     late = share.late if in_time else None
     account = Account(property, runner, watched, counterexample, known, mishaps, late, hangs=_hangs(found))
     return account.told(larger, alone=alone), unfinished
+
+
+def _kept(property: Property, runner: Runner, found: Found) -> bool:
+    """Return whether a case passes in fresh processes: it is not worth while to shrink it without what came before.
+
+    Where ranks are processes, it takes longer to start them than to find out later.
+    """
+    if runner.world.name != "simulated" or _hangs(found):
+        return False
+    return all(afresh(property, runner, [found.case]).violation is None for _ in range(2))
 
 
 def _hangs(found: Found) -> bool:

@@ -26,9 +26,9 @@ from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
-from ringverify.check.following import with_what_is_alike
 from ringverify.check.hunting import hunt
 from ringverify.check.jobs import Jobs, setup_of
+from ringverify.check.keeping import with_what_is_alike
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
 from ringverify.check.options import Options, Subject, Unavailable
 from ringverify.check.outcome import (

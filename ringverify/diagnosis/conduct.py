@@ -161,31 +161,87 @@ def differing(case: Case, other: Case) -> dict[str, object]:
     return found
 
 
-def of_state(fields: Sequence[str], alike: Sequence[str] | None = None, *, together: bool = True) -> tuple[str, str]:
+MANY = {
+    "query_length": "positions",
+    "key_length": "keys",
+    "world_size": "ranks",
+    "batch": "batch entries",
+    "heads": "heads",
+    "key_heads": "key heads",
+}
+"""What a field is the number of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Relation:
+    """How the earlier of two calls has to differ from the later one, or may.
+
+    Attributes:
+        field: the field of a case in which they differ.
+        sign: 1 if the earlier one has more, −1 if it has less.
+        present: whether it is about having the field at all.
+        at_least: whether it may be equal too.
+    """
+
+    field: str
+    sign: int
+    present: bool = False
+    at_least: bool = False
+
+    def in_words(self) -> str:
+        """Return what the earlier call has, to follow "with"."""
+        name = in_words(self.field)
+        if self.present:
+            article = "" if name.endswith("s") else "a "
+            return f"{article}{name}, before one without" if self.sign > 0 else f"no {name}, before one with it"
+        many = MANY.get(self.field)
+        if self.at_least:
+            least = "at least" if self.sign > 0 else "at most"
+            return f"{least} as many {many}" if many else f"{least} as large a {name}"
+        if many:
+            return f"{'more' if self.sign > 0 else 'fewer'} {many}"
+        return f"a {'larger' if self.sign > 0 else 'smaller'} {name}"
+
+
+def of_state(
+    fields: Sequence[str],
+    alike: Sequence[str] | None = None,
+    *,
+    together: bool = True,
+    relation: Relation | None = None,
+    enough: Sequence[Relation] = (),
+) -> tuple[str, str]:
     """Return what a case needs, and the cause, where it fails only after another one.
 
     Args:
         fields: those in which the two differ.
         alike: in words, what has to be the same in both; `None` if that was not tried.
         together: whether they differ in all of these fields, and not in any of them.
+        relation: how they have to differ, if not in any way.
+        enough: of what the earlier one has to have as much as the later one, or as little, at least.
     """
     names = list(dict.fromkeys(map(in_words, fields)))
     if len(names) > 1 and together:  # the two were not shrunk together, so that they may differ in what does not matter
         return (
             "an earlier call in the same process",
-            "what an earlier call leaves behind changes the result of this one",
+            "what an earlier call leaves behind in the process changes the result of this one",
         )
+    same = [f"the same {_listed(alike, 'and')}"] if alike else []
+    same += [one.in_words() for one in enough]
     if not names:
-        same = "arguments" if alike is None else _listed(alike, "and")
+        if alike is None:
+            same = ["the same arguments"]
         return (
-            f"an earlier call in the same process{same and f', with the same {same}'}",
+            f"an earlier call in the same process{', with ' if same else ''}{_listed(same, 'and')}",
             "what an earlier call leaves behind in the process changes the result of the same call, made again",
         )
     singular = [name.startswith("number of ") or not name.endswith("s") for name in names]
     other = _listed([f"{'an' if one else ''}other {name}" for name, one in zip(names, singular, strict=True)], "or")
-    same = f" and the same {_listed(alike, 'and')}" if alike else ""
+    if relation is not None:
+        other = relation.in_words()
+    beside = (", with " if relation is not None and relation.present else " and ") if same else ""
     return (
-        f"an earlier call in the same process with {other}{same}",
+        f"an earlier call in the same process with {other}{beside}{_listed(same, 'and')}",
         f"what an earlier call with {other} leaves behind in the process is used again",
     )
 

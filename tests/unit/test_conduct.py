@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.check import accounting, finishing, following, sameness
+from ringverify.check import accounting, finishing, following, keeping, sameness
 from ringverify.check.beside import beside
 from ringverify.check.budget import ENDLESS
 from ringverify.check.drawing import drawn
@@ -559,6 +559,7 @@ def test_documents_that_are_kept_by_their_number_are_told_so(monkeypatch):
         return [judged(property, case, runner) for case in cases][-1]
 
     monkeypatch.setattr(following, "afresh", afresh)
+    monkeypatch.setattr(keeping, "afresh", afresh)
     runner = Runner(Implementation(attend, "subject", dataclasses.replace(PLAIN, documents=True)), SimulatedWorld())
     late = Case(problem=Problem(query_length=8, documents=(0, 3, 8)), world_size=2)
     early = late.replace(documents=(0, 6, 8))
@@ -566,7 +567,7 @@ def test_documents_that_are_kept_by_their_number_are_told_so(monkeypatch):
     told = Needed(requires=(needs,), irrelevant=(), complete=True)
     violation = afresh(FORWARD, runner, [early, late]).violation
     found = Counterexample(late, violation, "", late, 0, True, True, (early,), needs=told)
-    (said,) = following.with_what_is_alike(FORWARD, runner, found).needs.requires
+    (said,) = keeping.with_what_is_alike(FORWARD, runner, found).needs.requires
     assert said == f"{needs} and the same length and number of documents"
 
 
@@ -585,6 +586,7 @@ def test_other_masks_that_do_instead_are_told(monkeypatch):
         return [judged(property, case, runner) for case in cases][-1]
 
     monkeypatch.setattr(following, "afresh", afresh)
+    monkeypatch.setattr(keeping, "afresh", afresh)
     declared = dataclasses.replace(PLAIN, documents=True, key_lengths=True)
     runner = Runner(Implementation(attend, "subject", declared), SimulatedWorld())
     late = Case(problem=Problem(query_length=8), world_size=2)
@@ -593,7 +595,7 @@ def test_other_masks_that_do_instead_are_told(monkeypatch):
     violation = afresh(FORWARD, runner, [early, late]).violation
     told = Needed(requires=(needs,), irrelevant=(), complete=True)
     found = Counterexample(late, violation, "", late, 0, True, True, (early,), Diagnosis(cause), needs=told)
-    more = following.with_what_is_alike(FORWARD, runner, found)
+    more = keeping.with_what_is_alike(FORWARD, runner, found)
     other = "another causal mask, another window or other documents"
     assert more.needs.requires == (f"an earlier call in the same process with {other} and the same length",)
     assert more.diagnosis.text == f"what an earlier call with {other} leaves behind in the process is used again"
@@ -624,6 +626,7 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch, key, same):
         return [judged(property, case, runner) for case in cases][-1]
 
     monkeypatch.setattr(following, "afresh", afresh)
+    monkeypatch.setattr(keeping, "afresh", afresh)
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
     late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
     early = late.replace(window=(2, 0), seed=7)
@@ -636,10 +639,10 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch, key, same):
     assert needs == "an earlier call in the same process with another window"
     told = Needed(requires=(needs,), irrelevant=(), complete=True)
     found = Counterexample(case, judgement.violation, "", case, 0, True, True, after, needs=told)
-    (said,) = following.with_what_is_alike(FORWARD, runner, found).needs.requires
+    (said,) = keeping.with_what_is_alike(FORWARD, runner, found).needs.requires
     assert said == f"{needs} and the same {same}"
     several = dataclasses.replace(found, after=(after[0].replace(seed=99),))
-    assert following.with_what_is_alike(FORWARD, runner, several).needs == told
+    assert keeping.with_what_is_alike(FORWARD, runner, several).needs == told
     assert cause.startswith("what an earlier call with another window leaves behind")
 
 
@@ -656,6 +659,7 @@ def test_an_earlier_call_is_made_like_the_one_that_it_spoils(monkeypatch):
         return [judged(property, case, runner) for case in cases][-1]
 
     monkeypatch.setattr(following, "afresh", afresh)
+    monkeypatch.setattr(keeping, "afresh", afresh)
     declared = dataclasses.replace(PLAIN, uneven=True)
     runner = Runner(Implementation(attend, "subject", declared), SimulatedWorld())
     late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
@@ -677,6 +681,7 @@ def test_an_earlier_call_is_found_among_many_and_told_without_what_is_tied(monke
         return [judged(property, case, runner) for case in cases][-1]
 
     monkeypatch.setattr(following, "afresh", afresh)
+    monkeypatch.setattr(keeping, "afresh", afresh)
     declared = dataclasses.replace(PLAIN, uneven=True, gqa=True)
     runner = Runner(Implementation(attend, "subject", declared), SimulatedWorld())
     late = Case(problem=Problem(query_length=12, heads=1, head_dim=4), world_size=2)
@@ -700,6 +705,7 @@ def test_state_that_was_told_is_not_searched_for_again(monkeypatch):
         return [judged(property, case, runner) for case in cases][-1]
 
     monkeypatch.setattr(following, "afresh", afresh)
+    monkeypatch.setattr(keeping, "afresh", afresh)
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
     case = Case(problem=Problem(query_length=6), world_size=2)
     before = case.replace(query_length=8)
@@ -712,6 +718,9 @@ def test_state_that_was_told_is_not_searched_for_again(monkeypatch):
 
     found = again(case.replace(seed=3), before)
     assert (found.after, found.same_as, found.diagnosis.text) == ((before,), LSE, "kept")
+    assert again().after == (before,)  # it differs as the one that was told does
+    stories = [ToldFailure(LSE, dataclasses.replace(shown, after=(case,)))]
+    assert again(case.replace(seed=3), before, case.replace(seed=4)).after == (before,)
     assert again(case.replace(seed=3)) is None
     assert following.follows_again([], FORWARD, runner, Found(case, failing, (), (before,))) is None
     monkeypatch.setattr(following, "afresh", lambda *_: failing)
@@ -741,6 +750,7 @@ def test_state_that_any_earlier_call_leaves_is_told_by_what_it_is_kept_by(monkey
         return [judged(property, case, runner) for case in cases][-1]
 
     monkeypatch.setattr(following, "afresh", afresh)
+    monkeypatch.setattr(keeping, "afresh", afresh)
     runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
     late = Case(problem=Problem(query_length=12, heads=2), world_size=2)
     before = (late.replace(query_length=8), late.replace(causal=True, seed=7), late)
@@ -749,7 +759,7 @@ def test_state_that_any_earlier_call_leaves_is_told_by_what_it_is_kept_by(monkey
     assert case.problem.nq < late.problem.nq
     told = Needed(requires=of_state(())[:1], irrelevant=(), complete=True)
     found = Counterexample(case, judgement.violation, "", case, 0, True, True, after, needs=told)
-    (said,) = following.with_what_is_alike(FORWARD, runner, found).needs.requires
+    (said,) = keeping.with_what_is_alike(FORWARD, runner, found).needs.requires
     assert said == "an earlier call in the same process, with the same length and heads"
 
 
