@@ -87,16 +87,30 @@ class TwoCalls:
         for factor, field in KEPT_BY.items():
             if field in self.fields or not self.in_time():
                 continue
-            variants = self._alone(factor, field)
-            if not variants or not self.passes(variants[0]):
-                continue
-            sign = _compared(field, variants[0], self.earlier) if field in NUMBERS else 0
-            opposite = [one for one in variants if _compared(field, one, self.earlier) == -sign]
-            if sign == 0 or not opposite or self.passes(opposite[0]):
+            sides = self._with_less_and_more(factor, field)
+            if True in sides and False not in sides:
                 alike.append(factor)
-            else:
-                enough.append(Relation(field, -sign, at_least=True))
+            elif True in sides:
+                enough.append(Relation(field, 1 if sides[0] else -1, at_least=True))
         return alike, enough
+
+    def _with_less_and_more(self, factor: str, field: str) -> tuple[bool | None, bool | None]:
+        """Return whether the later call passes after one that has less, and more, of something; `None` if unknown.
+
+        What is no number is one or the other. Where the earlier call cannot have less, the later one is given more.
+        """
+        variants = self._alone(factor, field)
+        if field not in NUMBERS:
+            return None, bool(variants) and self.passes(variants[0])
+        less, more = (
+            next((one for one in variants if _compared(field, one, self.earlier) == sign), None) for sign in (-1, 1)
+        )
+        with_less, with_more = (None if one is None else self.passes(one) for one in (less, more))
+        if less is None and more is not None:
+            larger = changed(self._property, self._runner, self.case, differing(self.earlier, more))
+            if larger is not None and not self.passes(more, larger):
+                with_less = self.passes(self.earlier, larger)
+        return with_less, with_more
 
     def _alone(self, factor: str, field: str) -> list[Case]:
         """Return variants of the earlier case in which nothing else is changed: what else is may be why it passes."""
@@ -148,8 +162,8 @@ class TwoCalls:
             if has and field not in self.fields and self._both_pass({field: plain}):
                 yield FLAGS[condition][0]
         for field, many in COUNTED.items():
-            count = _value(field, self.case)
-            if field not in self.fields and count > 1 and self._both_pass({field: count - 1}):
+            count, grouped = _value(field, self.case), field == "heads" and self.case.problem.group_size > 1
+            if field not in self.fields and not grouped and count > 1 and self._both_pass({field: count - 1}):
                 yield f"at least {count} {many}"
 
     def _both_pass(self, change: dict[str, object]) -> bool:

@@ -192,8 +192,8 @@ class Relation:
         """Return what the earlier call has, to follow "with"."""
         name = in_words(self.field)
         if self.present:
-            article = "" if name.endswith("s") else "a "
-            return f"{article}{name}, before one without" if self.sign > 0 else f"no {name}, before one with it"
+            article, one = ("", "some") if name.endswith("s") else ("a ", "one")
+            return f"{article}{name}, before one without" if self.sign > 0 else f"no {name}, before one with {one}"
         many = MANY.get(self.field)
         if self.at_least:
             least = "at least" if self.sign > 0 else "at most"
@@ -237,12 +237,14 @@ def of_state(
         )
     singular = [name.startswith("number of ") or not name.endswith("s") for name in names]
     other = _listed([f"{'an' if one else ''}other {name}" for name, one in zip(names, singular, strict=True)], "or")
+    kept = other
     if relation is not None:
         other = relation.in_words()
+        kept = kept if relation.present else other
     beside = (", with " if relation is not None and relation.present else " and ") if same else ""
     return (
         f"an earlier call in the same process with {other}{beside}{_listed(same, 'and')}",
-        f"what an earlier call with {other} leaves behind in the process is used again",
+        f"what an earlier call with {kept} leaves behind in the process is used again",
     )
 
 

@@ -763,6 +763,66 @@ def test_state_that_any_earlier_call_leaves_is_told_by_what_it_is_kept_by(monkey
     assert said == "an earlier call in the same process, with the same length and heads"
 
 
+def spoilt(monkeypatch, spoils, early, late):
+    """Return what is said of two calls, of which the earlier one leaves its problem to `spoils(kept, now)`."""
+    kept = []
+
+    def attend(q, k, v, call):
+        out = plain(q, k, v, call)
+        wrong = any(spoils(one, call.problem, size, call.world_size) for one, size in kept)
+        kept.append((call.problem, call.world_size)) if call.rank == call.world_size - 1 else None
+        return out + 1 if wrong else out
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(keeping, "afresh", afresh)
+    declared = dataclasses.replace(PLAIN, uneven=True, gqa=True)
+    runner = Runner(Implementation(attend, "subject", declared), SimulatedWorld())
+    violation = afresh(FORWARD, runner, [early, late]).violation
+    needs, cause = of_state(tuple(differing(late, early)))
+    told = Needed(requires=(needs,), irrelevant=(), complete=True)
+    found = Counterexample(late, violation, "", late, 0, True, True, (early,), Diagnosis(cause), needs=told)
+    more = keeping.with_what_is_alike(FORWARD, runner, found)
+    return more.needs.requires, more.diagnosis.text
+
+
+def test_an_earlier_call_that_has_to_be_longer_is_told_so(monkeypatch):
+    """And the cause says it too; in the other order the two pass."""
+    late = Case(problem=Problem(query_length=4), world_size=2)
+    requires, cause = spoilt(monkeypatch, lambda was, now, *_: was.nq > now.nq, late.replace(query_length=6), late)
+    assert requires == ("an earlier call in the same process with more positions",)
+    assert cause == "what an earlier call with more positions leaves behind in the process is used again"
+
+
+def test_an_earlier_call_that_has_to_be_as_large_is_told_so(monkeypatch):
+    """It may be the same call; what is as small as it can be is made larger to learn this."""
+    late = Case(problem=Problem(query_length=1), world_size=1)
+    requires, _ = spoilt(monkeypatch, lambda was, now, *_: was.nq >= now.nq and was.heads <= now.heads, late, late)
+    said = "an earlier call in the same process, with at least as many positions and at most as many heads"
+    assert requires == (said,)
+
+
+def test_a_mask_that_the_earlier_call_alone_has_is_told(monkeypatch):
+    """Not a mask that both have, nor one that the later one alone has."""
+    late = Case(problem=Problem(query_length=4), world_size=2)
+    spoils = lambda was, now, *_: was.causal > now.causal and was.nq == now.nq  # noqa: E731
+    requires, cause = spoilt(monkeypatch, spoils, late.replace(causal=True), late)
+    same = "with the same length"
+    assert requires == (f"an earlier call in the same process with a causal mask, before one without, {same}",)
+    assert cause == "what an earlier call with another causal mask leaves behind in the process is used again"
+
+
+def test_what_both_calls_need_is_told(monkeypatch):
+    """A causal mask, fewer key heads, three ranks; not a window, though both have one."""
+    problem = Problem(query_length=6, heads=2, key_heads=1, causal=True, window=(3, 0))
+    late = Case(problem=problem, world_size=3)
+    spoils = lambda was, now, *ranks: now.causal and was.causal and now.group_size > 1 and min(ranks) > 2  # noqa: E731
+    requires, _ = spoilt(monkeypatch, spoils, late, late)
+    assert requires[1:] == ("causal", "fewer key heads than heads (GQA)", "at least 3 ranks")
+
+
 @pytest.mark.parametrize("unwritten", [True, False])
 def test_unwritten_memory_is_no_state(unwritten):
     """What lies in new memory is mostly what an earlier call left there: filled with NaN, it is wrong by itself."""
