@@ -24,7 +24,7 @@ from ringverify.diagnosis.when.varying import Varying
 from ringverify.properties.property import Judgement, Property
 
 STATE_HISTORY = 256
-"""How many earlier cases, the latest first, are run all together before one of them is suspected."""
+"""How many earlier cases, those most like it, are run all together before one of them is suspected."""
 
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
@@ -58,8 +58,8 @@ KEPT_BY = {
 TIED = {"heads": "key_heads", "head_dim": "value_dim", "query_length": "key_length"}
 """Fields whose value may have to be changed together with another one's."""
 
-ANOTHER = 2
-"""Variants of a factor that are tried of an earlier call, where those of the calls before do not fit."""
+VALUES = 6
+"""Values of a field with which an earlier call is tried that is like the later one in all else."""
 
 
 def what_it_follows(
@@ -67,10 +67,9 @@ def what_it_follows(
 ) -> tuple[tuple[Case, ...], Case, Judgement]:
     """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
 
-    First it is the case itself, as it is or with one field as in a case before: the two are shrunk together, so that
-    they differ in what the state does not tell apart; no field is begun past `until`, a value of `time.monotonic()`.
-    Then it is one of the cases before, shrunk by itself. `case` has to fail twice in the same way: a failure by chance
-    would follow any.
+    First it is the case itself, as it is or with one field changed: the two are shrunk together, so that they differ in
+    what the state does not tell apart; this ends at `until`, a value of `time.monotonic()`. Then it is one of the cases
+    before, shrunk by itself. `case` has to fail twice in the same way: a failure by chance would follow any.
 
     Returns:
         the earlier case; the case, shrunk if that is of use; and the judgement of the case after it. If there is none,
@@ -88,20 +87,25 @@ def what_it_follows(
     def both(one: Case, change: dict[str, object]) -> bool:
         return fails(like(one, change), one) and afresh(property, runner, [one]).violation is None
 
-    latest: dict[str, object] = {}
-    for earlier in before:
-        latest = differing(case, earlier) | latest
-    for change in ({}, *_together(latest), *_others(case, runner, MASKS)):
+    def after_all(some: Sequence[Case]) -> bool:
+        return afresh(property, runner, [*reversed(some), case]).violation is not None
+
+    similar = _like_those(property, runner, case, before)
+    # The same call, or one of other values, may do. What is kept may be what the first call leaves, or the last.
+    for some in ([case], [case.replace(seed=case.seed + 1)], similar, similar[::-1]):
+        for change in (differing(case, other) for other in _the_one(some, after_all)):
+            if not both(case, change):
+                continue
+            one = shrink(
+                case, functools.partial(both, change=change), runner.capabilities, seconds=STATE_SHRINKING
+            ).case
+            other = like(one, change)
+            if other is not None and same_failure(found := after(other, one), after(other, one)):
+                return (other,), one, found
         if time.monotonic() > min(until, share.late):
             break
-        if not both(case, change):
-            continue
-        one = shrink(case, functools.partial(both, change=change), runner.capabilities, seconds=STATE_SHRINKING).case
-        if (other := like(one, change)) is not None and same_failure(found := after(other, one), after(other, one)):
-            return (other,), one, found
-    others = [other for other in before if other != case][:STATE_HISTORY]
-    alone = _the_one(others, lambda some: afresh(property, runner, [*reversed(some), case]).violation is not None)
-    for earlier in alone or others[:STATE_SUSPECTS]:
+    others = _most_alike(case, before, runner)
+    for earlier in _the_one(others, after_all) or others[:STATE_SUSPECTS]:
         if time.monotonic() > share.late:
             break
         if same_failure(after(earlier), after(earlier)):
@@ -125,12 +129,36 @@ def changed(property: Property, runner: Runner, case: Case, change: dict[str, ob
     return other if possible and differing(case, other).keys() <= change.keys() else None
 
 
+def _like_those(property: Property, runner: Runner, case: Case, before: Sequence[Case]) -> list[Case]:
+    """Return a case with one field changed, each to values that it has in cases before, and to others of its masks."""
+    values: dict[str, list[object]] = {}
+    for earlier in before:
+        for name, value in differing(case, earlier).items():
+            if value not in values.setdefault(name, []):
+                values[name].append(value)
+    changes = [
+        change
+        for place in range(VALUES)
+        for change in _together({name: some[place] for name, some in values.items() if len(some) > place})
+    ]
+    found = (changed(property, runner, case, change) for change in (*changes, *_others(case, runner, MASKS)))
+    return [one for one in dict.fromkeys(found) if one is not None and one != case]
+
+
+def _most_alike(case: Case, before: Sequence[Case], runner: Runner) -> list[Case]:
+    """Return the other cases before that are most like a case, in their order: state is kept by what is the same."""
+    varying = Varying(runner.capabilities, MOST_RANKS)
+    others = [other for other in before if other != case]
+    chosen = {*sorted(others, key=lambda one: -varying.likeness(one, case))[:STATE_HISTORY]}
+    return [other for other in others if other in chosen]
+
+
 def _others(case: Case, runner: Runner, fields: Collection[str]) -> Iterator[dict[str, object]]:
     """Yield changes of one of some fields each."""
     varying = Varying(runner.capabilities, MOST_RANKS)
     for factor, field in KEPT_BY.items():
         changes = (differing(case, one) for one in (varying.of(case, factor) if field in fields else ()))
-        yield from itertools.islice((change for change in changes if {*change} == {field}), ANOTHER)
+        yield from itertools.islice((change for change in changes if {*change} == {field}), VALUES)
 
 
 def _the_one(cases: Sequence[Case], fails_after: Callable[[Sequence[Case]], bool]) -> Sequence[Case]:
@@ -154,7 +182,7 @@ def _together(fields: dict[str, object]) -> list[dict[str, object]]:
 def _as_told(property: Property, runner: Runner, shown: Counterexample, case: Case) -> list[Case]:
     """Return earlier cases that differ from a case as the earlier one of a counterexample does from the later one."""
     change = differing(shown.case, shown.after[0])
-    changes = [change, differing(shown.after[0], shown.case), *_others(case, runner, change)]
+    changes = [change, differing(shown.after[0], shown.case), *_others(case, runner, change)][:VALUES]
     found = (changed(property, runner, case, one) for one in changes)
     return [one for one in dict.fromkeys(found) if one is not None and (one != case or not change)]
 
@@ -173,7 +201,7 @@ def follows_again(
     def fails_after(some: Sequence[Case]) -> bool:
         return afresh(property, runner, [*reversed(some), found.case]).violation is not None
 
-    others = [other for other in found.history if other != found.case][:STATE_HISTORY]
+    others = _most_alike(found.case, found.history, runner)
     suspects: tuple[Callable[[], Sequence[Case]], ...] = (
         lambda: _as_told(property, runner, told.shown, found.case),
         lambda: _the_one(others, fails_after) or others[:STATE_SUSPECTS],

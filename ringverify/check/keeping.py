@@ -25,8 +25,8 @@ from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.properties.property import Property
 
-STATE_VARYING = 6.0
-"""Seconds for all variants; every one costs a fresh process."""
+STATE_VARYING = 5.0
+"""Seconds for what both need, and for how they relate; every variant costs a fresh process."""
 
 POSITIONS = "positions on a rank"
 """What is the same, where other lengths or ranks do as long as some rank holds the same positions."""
@@ -46,6 +46,9 @@ PLAINER = {**dict.fromkeys(MASKS), "causal": False, "softcap": None, "scale": No
 DEFAULTS = {"key_heads": "gqa", "key_length": "cross"}
 """The same of fields which are those of queries where they are absent, with the condition that they make true."""
 
+ORDINARY = 2
+"""Seeds of ordinary values with which both calls have to pass without what they are said to need."""
+
 COUNTED = {"world_size": "ranks", "heads": "heads", "batch": "batch entries"}
 """Numbers of which both calls may need as many as they have."""
 
@@ -58,11 +61,10 @@ class TwoCalls:
         runner: runs the implementation.
         earlier: the earlier case.
         case: the later one, which fails after it.
-        until: value of `time.monotonic()` from which on nothing more is run.
     """
 
-    def __init__(self, property: Property, runner: Runner, earlier: Case, case: Case, until: float) -> None:
-        self._property, self._runner, self._until = property, runner, until
+    def __init__(self, property: Property, runner: Runner, earlier: Case, case: Case) -> None:
+        self._property, self._runner, self._until = property, runner, time.monotonic() + STATE_VARYING
         self.earlier, self.case = earlier, case
         self.fields = tuple(differing(case, earlier))
         self._varying = Varying(runner.capabilities, MOST_RANKS)
@@ -76,10 +78,23 @@ class TwoCalls:
         judgement = afresh(self._property, self._runner, [earlier, self.case if case is None else case])
         return judgement.applies and judgement.violation is None
 
+    def _fails(self, earlier: Case, case: Case) -> bool:
+        return afresh(self._property, self._runner, [earlier, case]).violation is not None
+
     def variants(self, factor: str, of: Case) -> list[Case]:
         """Return a case with a factor changed, the least changed first."""
         others = [one for one in self._varying.of(of, factor) if self._property.applies(one, self._runner.capabilities)]
         return sorted(others, key=lambda one: len(differing(of, one)))
+
+    def enlarge(self) -> None:
+        """Make both calls larger alike as far as the later one still fails: in a small one much stands in for much."""
+        for growth in self._varying.growths:
+            for case in self._varying.grown(self.case, growth)[:1]:
+                change = differing(self.case, case)
+                earlier = changed(self._property, self._runner, self.earlier, change)
+                alike = earlier is not None and change.keys().isdisjoint((*self.fields, "world_size"))
+                if earlier is not None and alike and self.in_time() and self._fails(earlier, case):
+                    self.earlier, self.case = earlier, case
 
     def kept_by(self) -> tuple[list[str], list[Relation]]:
         """Return the factors that have to be the same in both, and those of which the earlier call needs enough."""
@@ -97,7 +112,7 @@ class TwoCalls:
     def _with_less_and_more(self, factor: str, field: str) -> tuple[bool | None, bool | None]:
         """Return whether the later call passes after one that has less, and more, of something; `None` if unknown.
 
-        What is no number is one or the other. Where the earlier call cannot have less, the later one is given more.
+        What is no number is one or the other.
         """
         variants = self._alone(factor, field)
         if field not in NUMBERS:
@@ -105,12 +120,7 @@ class TwoCalls:
         less, more = (
             next((one for one in variants if _compared(field, one, self.earlier) == sign), None) for sign in (-1, 1)
         )
-        with_less, with_more = (None if one is None else self.passes(one) for one in (less, more))
-        if less is None and more is not None:
-            larger = changed(self._property, self._runner, self.case, differing(self.earlier, more))
-            if larger is not None and not self.passes(more, larger):
-                with_less = self.passes(self.earlier, larger)
-        return with_less, with_more
+        return None if less is None else self.passes(less), None if more is None else self.passes(more)
 
     def _alone(self, factor: str, field: str) -> list[Case]:
         """Return variants of the earlier case in which nothing else is changed: what else is may be why it passes."""
@@ -155,7 +165,9 @@ class TwoCalls:
         return Relation(field, sign, present=field not in NUMBERS) if sign else None
 
     def needed_of_both(self) -> Iterator[str]:
-        """Yield what both calls have and need."""
+        """Yield what both calls have and need, where ordinary values show what is wrong."""
+        if not all(self._fails(*both) for both in self._ordinary(self.earlier, self.case)):
+            return
         for field, condition in [*zip(PLAINER, PLAINER, strict=True), *DEFAULTS.items()]:
             plain = PLAINER.get(field)
             has = getattr(self.case.problem, field) not in (None, plain)
@@ -167,11 +179,22 @@ class TwoCalls:
                 yield f"at least {count} {many}"
 
     def _both_pass(self, change: dict[str, object]) -> bool:
-        """Return whether the later call passes after the earlier one where both are changed."""
-        if not self.in_time():
-            return False
+        """Return whether the later call passes after the earlier one where both are changed, whatever the values."""
         earlier, case = (changed(self._property, self._runner, one, change) for one in (self.earlier, self.case))
-        return earlier is not None and case is not None and self.passes(earlier, case)
+        if earlier is None or case is None or not self.in_time():
+            return False
+        return all(self.passes(*both) for both in ((earlier, case), *self._ordinary(earlier, case)))
+
+    def _ordinary(self, earlier: Case, case: Case) -> list[tuple[Case, Case]]:
+        """Return the two with other values: those of the earlier call are others where they were."""
+        found = []
+        for seed in range(ORDINARY):
+            first, second = (
+                changed(self._property, self._runner, one, {"values": "normal", "seed": one.seed + seed})
+                for one in (earlier, case)
+            )
+            found += [] if first is None or second is None else [(first, second)]
+        return found
 
 
 def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample) -> Counterexample:
@@ -181,10 +204,13 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     It is which other mask, or place, does instead of that in which the two differ, if they do; and what both need, such
     as a causal mask. Where they differ in several fields, or it is no state that was found, it is returned as it is.
     """
-    calls = TwoCalls(property, runner, shown.after[0], shown.case, time.monotonic() + STATE_VARYING)
+    calls = TwoCalls(property, runner, shown.after[0], shown.case)
     fields = calls.fields
     if shown.needs is None or len(fields) > 1 or shown.needs.requires != of_state(fields)[:1]:
         return shown
+    needed_of_both = [*calls.needed_of_both()]  # of the smallest: they have little that they do not need
+    calls = TwoCalls(property, runner, shown.after[0], shown.case)
+    calls.enlarge()
     alike, enough = calls.kept_by()
     if not PLACES.keys().isdisjoint(alike) and calls.share_positions(alike):
         alike = [POSITIONS, *(factor for factor in alike if factor not in PLACES)]
@@ -198,7 +224,7 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     differ = (*fields, *(KEPT_BY[factor] for factor in instead))
     requires, cause = of_state(differ, same, together=False, relation=relation, enough=enough)
     diagnosis = dataclasses.replace(shown.diagnosis, text=cause)
-    needed = (requires, *calls.needed_of_both())
+    needed = (requires, *needed_of_both)
     return dataclasses.replace(shown, needs=dataclasses.replace(shown.needs, requires=needed), diagnosis=diagnosis)
 
 

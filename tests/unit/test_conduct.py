@@ -632,7 +632,7 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch, key, same):
     early = late.replace(window=(2, 0), seed=7)
     other = late.replace(query_length=8)
     after, case, judgement = following.what_it_follows(FORWARD, runner, late, (other, early), ENDLESS, until=math.inf)
-    assert [differing(case, one) for one in after] == [{"window": (2, 0)}]
+    assert [{*differing(case, one)} for one in after] == [{"window"}]
     assert case.problem.nq < late.problem.nq
     assert judgement.violation is not None
     needs, cause = of_state(tuple(differing(case, after[0])))

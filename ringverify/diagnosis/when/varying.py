@@ -303,7 +303,7 @@ class Varying:
         here = max(1, p.nk // case.world_size)
         if p.window is None:
             # The first one leaves each query one key, which lies on its own rank where queries and keys are as many.
-            yield from _each(case, "window", ((0, 0), (here // 2, here // 2), (here, 1), (2, None)))
+            yield from _each(case, "window", ((0, 0), (here // 2, here // 2), (here, 1), (2, None), (None, 0)))
             return
         left, right = p.window
         sides = (0, 1, 2, here - 1, here, here + 1, 2 * here, p.nk)
