@@ -199,6 +199,7 @@ def when_it_fails(
         wrong_ranks=wrong.get,
         otherwise=otherwise,
         doubtful=doubtful,
+        chancy=case.problem.dtype in HALF and ordinary is not None and ordinary.margin < NEAR,
     )
 
 

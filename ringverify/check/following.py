@@ -50,8 +50,6 @@ KEPT_BY = {
     "key heads": "key_heads",
     "dims": "head_dim",
     "dtype": "dtype",
-    "softcap": "softcap",
-    "scale": "scale",
 }
 """Factors by which state may be kept, each with its field; the likeliest first."""
 
@@ -90,9 +88,9 @@ def what_it_follows(
     def after_all(some: Sequence[Case]) -> bool:
         return afresh(property, runner, [*reversed(some), case]).violation is not None
 
-    similar = _like_those(property, runner, case, before)
     # The same call, or one of other values, may do. What is kept may be what the first call leaves, or the last.
-    for some in ([case], [case.replace(seed=case.seed + 1)], similar, similar[::-1]):
+    similar = [way for some in _like_those(property, runner, case, before) for way in (some, some[::-1])]
+    for some in ([case], [case.replace(seed=case.seed + 1)], *similar):
         for change in (differing(case, other) for other in _the_one(some, after_all)):
             if not both(case, change):
                 continue
@@ -129,8 +127,11 @@ def changed(property: Property, runner: Runner, case: Case, change: dict[str, ob
     return other if possible and differing(case, other).keys() <= change.keys() else None
 
 
-def _like_those(property: Property, runner: Runner, case: Case, before: Sequence[Case]) -> list[Case]:
-    """Return a case with one field changed, each to values that it has in cases before, and to others of its masks."""
+def _like_those(property: Property, runner: Runner, case: Case, before: Sequence[Case]) -> list[list[Case]]:
+    """Return cases that differ in one field, to be run together: with values of cases before, and others of masks.
+
+    Those that differ in another field are none of them: they may leave what the case itself would.
+    """
     values: dict[str, list[object]] = {}
     for earlier in before:
         for name, value in differing(case, earlier).items():
@@ -141,8 +142,12 @@ def _like_those(property: Property, runner: Runner, case: Case, before: Sequence
         for place in range(VALUES)
         for change in _together({name: some[place] for name, some in values.items() if len(some) > place})
     ]
-    found = (changed(property, runner, case, change) for change in (*changes, *_others(case, runner, MASKS)))
-    return [one for one in dict.fromkeys(found) if one is not None and one != case]
+    found: dict[tuple[str, ...], list[Case]] = {(mask,): [] for mask in MASKS}
+    for change in (*changes, *_others(case, runner, MASKS)):
+        one = changed(property, runner, case, change)
+        same = found.setdefault((*sorted(change),), [])
+        same += [one] if one is not None and one not in (case, *same) else []
+    return [some for some in found.values() if some]
 
 
 def _most_alike(case: Case, before: Sequence[Case], runner: Runner) -> list[Case]:

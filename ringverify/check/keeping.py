@@ -25,8 +25,8 @@ from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.properties.property import Property
 
-STATE_VARYING = 5.0
-"""Seconds for what both need, and for how they relate; every variant costs a fresh process."""
+STATE_VARYING = 6.0
+"""Seconds for what both need, and for how they relate each; every variant costs a fresh process."""
 
 POSITIONS = "positions on a rank"
 """What is the same, where other lengths or ranks do as long as some rank holds the same positions."""
@@ -88,13 +88,17 @@ class TwoCalls:
 
     def enlarge(self) -> None:
         """Make both calls larger alike as far as the later one still fails: in a small one much stands in for much."""
+        larger: dict[str, object] = {}
         for growth in self._varying.growths:
             for case in self._varying.grown(self.case, growth)[:1]:
                 change = differing(self.case, case)
-                earlier = changed(self._property, self._runner, self.earlier, change)
-                alike = earlier is not None and change.keys().isdisjoint((*self.fields, "world_size"))
-                if earlier is not None and alike and self.in_time() and self._fails(earlier, case):
-                    self.earlier, self.case = earlier, case
+                larger |= change if change.keys().isdisjoint((*self.fields, "world_size")) else {}
+        for change in (larger, *({name: value} for name, value in larger.items())):
+            earlier, later = (changed(self._property, self._runner, one, change) for one in (self.earlier, self.case))
+            if earlier is not None and later is not None and self.in_time() and self._fails(earlier, later):
+                self.earlier, self.case = earlier, later
+                if change == larger:
+                    break
 
     def kept_by(self) -> tuple[list[str], list[Relation]]:
         """Return the factors that have to be the same in both, and those of which the earlier call needs enough."""
@@ -104,7 +108,7 @@ class TwoCalls:
                 continue
             sides = self._with_less_and_more(factor, field)
             if True in sides and False not in sides:
-                alike.append(factor)
+                alike.append(self._tied(field) or factor)
             elif True in sides:
                 enough.append(Relation(field, 1 if sides[0] else -1, at_least=True))
         return alike, enough
@@ -121,6 +125,15 @@ class TwoCalls:
             next((one for one in variants if _compared(field, one, self.earlier) == sign), None) for sign in (-1, 1)
         )
         return None if less is None else self.passes(less), None if more is None else self.passes(more)
+
+    def _tied(self, field: str) -> str | None:
+        """Return the field that has to be the same instead of one that it follows where it is not given."""
+        tied = TIED.get(field)
+        if tied is None:
+            return None
+        more: dict[str, object] = {field: 2 * _value(field, self.earlier), tied: _value(tied, self.earlier)}
+        apart = changed(self._property, self._runner, self.earlier, more)
+        return tied if apart is not None and self.in_time() and self._fails(apart, self.case) else None
 
     def _alone(self, factor: str, field: str) -> list[Case]:
         """Return variants of the earlier case in which nothing else is changed: what else is may be why it passes."""
@@ -235,6 +248,7 @@ def _value(field: str, case: Case) -> int:
         "query_length": lambda: p.nq,
         "key_length": lambda: p.nk,
         "key_heads": lambda: p.hk,
+        "value_dim": lambda: p.dv,
         "world_size": lambda: case.world_size,
     }
     return resolved.get(field, lambda: int(getattr(p, field)))()

@@ -45,7 +45,7 @@ from ringverify.diagnosis.gradients import (
     weights,
 )
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
-from ringverify.diagnosis.narrowing import in_half
+from ringverify.diagnosis.in_half import DELTA, in_half
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.rounding_digits import TWICE, rounding
@@ -190,7 +190,8 @@ class _Inquiry:
     """A failing case whose cause is sought, and what has been seen of cases like it.
 
     Hypotheses are tried in stages: those of the catalogue; the same in a ring of teams; what is fitted to cases that
-    were seen; those of the catalogue in some rows; on some blocks or ranks; two roundings. Later ones take more to say.
+    were seen; those of the catalogue in some rows; on some blocks or ranks; two roundings; roundings of which the size
+    alone is known. Later ones take more to say.
 
     Args:
         smallest: the smallest failing case.
@@ -234,7 +235,7 @@ class _Inquiry:
         """Return a diagnosis with the hypotheses that explain all cases, without `where` and `region`."""
         sometimes: list[Standing] = []
         first = (self._in_every_place, self._in_ring_of_teams, self._fitted)
-        last = (self._in_some_rows, self._in_some_places, self._rounded_twice, self._in_half)
+        last = (self._in_some_rows, self._in_some_places, self._rounded_twice, self._in_delta, self._in_half)
         for stage in (*first, *last):
             if sometimes and stage not in first:
                 break
@@ -306,6 +307,9 @@ class _Inquiry:
 
     def _rounded_twice(self) -> Iterable[Standing]:
         return self._standing(TWICE) if self._smallest.problem.dtype in HALF else ()
+
+    def _in_delta(self) -> Iterable[Standing]:
+        return self._standing([DELTA])
 
     def _in_half(self) -> Iterable[Standing]:
         seen = [one for one in (self._smallest, *self._scenes) if one.problem.dtype in HALF]

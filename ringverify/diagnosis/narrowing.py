@@ -9,9 +9,7 @@ Sums over ranks in the input dtype (`SUMMED`) are predicted by steps.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -203,101 +201,3 @@ NARROWED += [
         judge=_judge_in_float32(_of_a_softcap),
     ),
 ]
-
-
-def _with_keys_elsewhere(scene: Scene) -> Array:
-    """Whether rows have keys on another rank than their own; where every rank has all queries, than the first."""
-    blocks = Blocks(pairs_of(scene))
-    elsewhere = np.arange(blocks.size) != blocks.rank
-    found: Array = ((blocks.of_row > 0) & elsewhere).any(axis=-1).astype(float)
-    return found
-
-
-def _judge_merged(scene: Scene) -> float | None:
-    """Judge whether out and lse are off by roundings of a 16-bit dtype in rows with keys on other ranks alone.
-
-    A sum over P ranks of terms that are rounded to unit roundoff u, and rounded itself, is off by no more than
-    (P + 1) u of the sum of their sizes. Gradients that start from it are not looked at.
-    """
-    dtype, wrong = scene.problem.dtype, wrong_tensors(scene)
-    if dtype not in ("bfloat16", "float16") or scene.pipeline.sums != "float32" or not {"out", "lse"} & set(wrong):
-        return None if set(wrong) & {"out", "lse"} or (wrong and dtype == "float32") else 0.0
-    u = (scene.size + 1) * UNIT_ROUNDOFF[dtype]
-    elsewhere, lse = _with_keys_elsewhere(scene), scene.truth.lse
-    parts = np.abs(np.where(np.isfinite(lse), lse, 0.0)) + np.abs(scene.truth.intermediates.scores).max(
-        axis=-1, initial=0.0, where=scene.truth.intermediates.m > 0
-    )
-    of_lse = elsewhere * u * (1 + parts)
-    of_out = 2 * of_lse * np.abs(scene.inputs.v).max(initial=0.0, where=np.isfinite(scene.inputs.v))
-    worst = 0.0
-    for rank in range(scene.size):
-        for name, more in (("lse", of_lse), ("out", of_out.swapaxes(1, 2)[..., None])):
-            if name in scene.tensors:
-                seen, true = scene.seen(name, rank), scene.true(name, rank)
-                limit = scene.limit(name, rank) + scene.local(
-                    name, np.broadcast_to(more, getattr(scene.truth, name).shape), rank
-                )
-                if (margins(seen, true, limit, scene.dtype_of(name)) > 1).any():
-                    return None
-                worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
-    return worst
-
-
-MERGED = Hypothesis(
-    "partial results of ranks are sent or merged in the dtype of the inputs: out and lse are off by its roundings in "
-    "rows with keys on other ranks",
-    STEPS,
-    allowed_by=("accumulates", "probabilities"),
-    judge=_judge_merged,
-)
-"""What is said of a merge whose digits no way to write it explains."""
-
-
-def in_half(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
-    """Yield that what is wrong of 16-bit cases is computed in that dtype, where no way to write it gives its digits."""
-    wrong = {name for scene in scenes for name in wrong_tensors(scene)}
-    if wrong & {"out", "lse"}:
-        yield MERGED
-    if "out" in wrong and wrong <= {"out", "dq", "dk"}:
-        yield Hypothesis(
-            "weighted values are summed in the dtype of the inputs, or with weights of it: out is off by its "
-            "roundings, right in rows of one key, and so is lse in all",
-            STEPS,
-            allowed_by=("accumulates", "probabilities"),
-            judge=functools.partial(_judge_in_half, ("out",)),
-        )
-    elif wrong and not wrong & {"out", "lse"}:
-        names: tuple[TensorName, ...] = tuple(name for name in TENSORS[1] if name in wrong)
-        yield Hypothesis(
-            f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} computed in the dtype of the inputs, with "
-            "sums, weights or delta that are rounded to it: off by its roundings, and out and lse are right",
-            STEPS,
-            allowed_by=("accumulates", "probabilities", "reduces"),
-            judge=functools.partial(_judge_in_half, names),
-        )
-
-
-def _judge_in_half(names: tuple[TensorName, ...], scene: Scene) -> float | None:
-    """Judge whether these are off by what sums and weights of a 16-bit dtype may be, and all before is right."""
-    dtype, wrong = scene.problem.dtype, set(wrong_tensors(scene))
-    if not wrong:
-        return 0.0
-    if dtype not in ("bfloat16", "float16") or not wrong <= {*names, *(TENSORS[1] if "out" in names else ())} - {"lse"}:
-        return None
-    pipeline = dataclasses.replace(scene.pipeline, accumulates=dtype, probabilities="input", reduces="input")
-    t, x = scene.truth, scene.inputs
-    allowed = scene.once(
-        ("in half", dtype), lambda: allowed_error(scene.problem, t, x.q, x.k, x.v, x.dout, x.dlse, pipeline)
-    )
-    worst, single = 0.0, (t.intermediates.m.sum(axis=-1) == 1).swapaxes(1, 2)[..., None]
-    for name in set(names) & set(scene.tensors):
-        for rank in range(scene.size):
-            seen, true = scene.seen(name, rank), scene.true(name, rank)
-            limit = scene.local(name, getattr(allowed, name), rank)
-            if name == "out":
-                alone = scene.local("out", np.broadcast_to(single, t.out.shape), rank)
-                limit = np.where(alone, scene.limit(name, rank), limit)
-            if (margins(seen, true, limit, dtype) > 1).any():
-                return None
-            worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
-    return worst

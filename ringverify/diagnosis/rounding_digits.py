@@ -118,6 +118,11 @@ def _rounded_products(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor
     return STEPS.capped(plain, here, q, k)
 
 
+def _rounded_before_the_scale(steps: Steps, here: Here, dq: torch.Tensor) -> torch.Tensor:
+    scale = steps.scale(here)
+    return rounded(here, STEPS.sum_queries(steps, here, dq) / scale) * scale
+
+
 _ROUNDING += [
     (
         "products of queries and keys are rounded to the input dtype before they are scaled",
@@ -139,6 +144,19 @@ _ROUNDING += [
         "the running sum of exponentials is rounded to the input dtype after every hop",
         online(total=rounded),
         ("accumulates",),
+    ),
+    *(
+        (
+            f"the running sum of exponentials is kept in the input dtype{more}, and its logarithm is taken in it",
+            online(total=lambda here, x: x.to(here.dtype), rescaled=rescaled),
+            ("accumulates",),
+        )
+        for more, rescaled in (("", lambda here, x: x), (", and rescaled in it", rounded))
+    ),
+    (
+        "dq is rounded to the input dtype before it is multiplied by the scale, and after",
+        replace(STEPS, sum_queries=_rounded_before_the_scale),
+        (),
     ),
     (
         "the factor by which running sums are rescaled is rounded to the input dtype",

@@ -406,6 +406,7 @@ def online(
     totals: bool = True,
     kept: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     total: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
+    rescaled: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     weights: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     way: Callable[[Tensor], Tensor] = lambda x: x,
     factor: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
@@ -419,6 +420,7 @@ def online(
         totals: whether Σ w is.
         kept: what is kept of Σ w v after every hop.
         total: what is kept of Σ w after every hop.
+        rescaled: what is kept of Σ w once it is rescaled.
         weights: what w is taken for where it is multiplied with v.
         way: changes the difference of maxima from which the factor is computed.
         factor: what the factor is taken for.
@@ -449,7 +451,7 @@ def online(
         of_sums, of_totals = (before if scaled else torch.ones_like(before) for scaled in (sums, totals))
         return (
             kept(here, of_sums[..., None] * running[0] + of_new[..., None] * new[0]),
-            total(here, of_totals * running[1] + of_new * new[1]),
+            total(here, rescaled(here, of_totals * running[1]) + of_new * new[1]),
             top(here, most),
         )
 

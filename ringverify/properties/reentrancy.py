@@ -50,7 +50,7 @@ _TOLD: dict[Step, tuple[str, str]] = {
         "another call between its forward and its backward",
     ),
     "second": (
-        "what a forward keeps for its backward is that of the call before it",
+        "what a backward reads is that of the call before it: as its forward left it, or its backward",
         "its forward before the backward of an earlier call",
     ),
     "again": (

@@ -97,6 +97,7 @@ class Exploration:
         wrong_ranks: as in `needs`.
         otherwise: as in `needs`.
         doubtful: as in `needs`.
+        chancy: as in `needs`.
 
     Attributes:
         runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
@@ -108,6 +109,7 @@ class Exploration:
         tried: number of runs.
         all_hold: whether a shorter sequence was seen to pass in which a rank holds nothing.
         otherwise: variants that fail for another reason.
+        open: factors of which a variant passes, whatever its values, with an error that may hide one.
     """
 
     def __init__(
@@ -119,7 +121,10 @@ class Exploration:
         wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
         otherwise: Collection[Case] = (),
         doubtful: Collection[Case] = (),
+        *,
+        chancy: bool = False,
     ) -> None:
+        self.chancy = chancy
         self.case, self.fails, self.varying, self.left, self.wrong_ranks = case, fails, varying, left, wrong_ranks
         self.otherwise, self._doubtful = otherwise, doubtful
         self._most = MOST_RUNS
@@ -129,6 +134,7 @@ class Exploration:
         self.turning: dict[Case, str] = {}
         self.tried = 0
         self.all_hold = False
+        self.open: set[str] = set()
         self._board = Board(varying.c)
         self._unknown: set[Case] = set()
         self.hiding = 0
@@ -151,16 +157,18 @@ class Exploration:
             return self.runs[case]
         if case in self._unknown:
             return None
-        found = self._run(case, 1 if not expected else HIDDEN if self.hiding else 2)
+        found = self._run(case, 1 if not expected else HIDDEN if self.hiding or self.chancy else 2)
         if found is None:
             self._unknown.add(case)
         else:
             self.runs[case] = found
         return found
 
-    def _outcome(self, variant: Case) -> list[bool]:
+    def _outcome(self, factor: str, variant: Case) -> list[bool]:
         """Return whether a variant fails in the same way, alone in a list; an empty one where nothing is learned."""
         found = self.failed(variant)
+        if found is None and variant in self._doubtful:
+            self.open.add(factor)
         return [found] if found is not None else [False] if variant in self.otherwise else []
 
     def _run(self, case: Case, seeds: int) -> bool | None:
@@ -169,11 +177,15 @@ class Exploration:
         Small integers hide faults, by a factor of 0 or sums that cancel: further seeds have normal numbers then.
         """
         found: bool | None = False
+        doubtful = False
         for more, one in enumerate(itertools.islice(self._tries(case), seeds)):
             if one not in self.seen:
                 if self.tried >= self._most or self.left() <= 0:
                     raise Spent
                 answer = self.fails(one)
+                if answer is None and self.chancy and one in self._doubtful:
+                    doubtful = True
+                    continue
                 if answer is None:
                     return found if more else None
                 self.tried += 1
@@ -184,7 +196,7 @@ class Exploration:
                     self.hiding += 1
                     self.outcomes.setdefault("values", []).append(False)
                 break
-        return found
+        return None if doubtful and not found else found
 
     def _tries(self, case: Case) -> Iterator[Case]:
         """Yield a case with its own seed and others: where the smallest has ordinary sinks, those that give it some."""
@@ -470,7 +482,7 @@ class Exploration:
         for number, (base, factors) in enumerate(bases):
             for factor in factors:
                 if variants := [one for one in self.varying.of(base, factor) if self.met(one, explanation)]:
-                    self.outcomes[factor] += self._outcome(variants[(number + 1) * 7 % len(variants)])
+                    self.outcomes[factor] += self._outcome(factor, variants[(number + 1) * 7 % len(variants)])
 
     def _beyond(self, case: Case, condition: Condition) -> bool:
         """Return whether a case goes far beyond a limit, if the condition is one: near it, values may hide a fault."""
@@ -577,7 +589,7 @@ class Exploration:
             for variant in self.varying.of(case, factor)[: MORE if case != self.case else MORE // 2]:
                 if len(seen) >= enough and False not in seen:
                     break
-                seen += self._outcome(variant)
+                seen += self._outcome(factor, variant)
                 if self.runs.get(variant) is False:
                     self.turning[variant] = factor
             self.outcomes.setdefault(factor, []).extend(seen)

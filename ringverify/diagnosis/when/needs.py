@@ -112,6 +112,7 @@ def needs(
     wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
     otherwise: Collection[Case] = (),
     doubtful: Collection[Case] = (),
+    chancy: bool = False,
 ) -> Needs:
     """Vary a failing case and say what it takes to fail.
 
@@ -126,9 +127,12 @@ def needs(
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
         otherwise: variants of which `fails` has returned `None` because they fail for another reason.
         doubtful: likewise, because they pass, though with an error that may hide one.
+        chancy: whether it depends on chance which cases fail, as with roundings that are hardly larger than allowed.
     """
     most_ranks = max(most_ranks, case.world_size)
-    exploration = Exploration(case, fails, Varying(capabilities, most_ranks), left, wrong_ranks, otherwise, doubtful)
+    exploration = Exploration(
+        case, fails, Varying(capabilities, most_ranks), left, wrong_ranks, otherwise, doubtful, chancy=chancy
+    )
     return said(exploration, *exploration.explained(shrunk_from, drawn))
 
 
@@ -156,7 +160,10 @@ def said(
         texts = {one.text for one in plain}
         explanation = [one for one in explanation if scored(one) or one.text in texts]
     turning = exploration.unexplained(explanation)
-    if exploration.hiding:  # by chance they would be many, and none of them the reason
+    if exploration.chancy:
+        certain = {}
+        explanation = [one for one in explanation if not one.limit or "ranks" in one.factors]
+    elif exploration.hiding:  # by chance they would be many, and none of them the reason
         chance = exploration.hiding >= CHANCE and not any(map(scored, explanation))
         certain = {"values": None} if chance else {}
         explanation = [one for one in explanation if one.most is None]
@@ -186,7 +193,9 @@ def said(
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     else:
         requires.append(beyond)
-    about = {*turning}.union(*(one.factors for one in explanation), ("scale",) if "values" in certain else ())
+    about = {*turning, *exploration.open}.union(
+        *(one.factors for one in explanation), ("scale",) if "values" in certain else ()
+    )
     failing = [one for one, failed in exploration.runs.items() if failed]
     about |= _standing_in(failing, about)
     if len({one.problem.dtype in HALF for one in failing}) < len({dtype in HALF for dtype in capabilities.dtypes}):
