@@ -38,7 +38,7 @@ class OneSide:
         rank: which rank holds each.
         place: the place of each in the shard.
         count: how many that rank holds.
-        of: positions `(P, longest + 1)` by rank and place, continued past the end of a shard.
+        of: positions by rank and place, continued past the end of a shard: by ones, or as a striped one goes on.
         shards: positions of every rank.
         total: number of positions.
     """
@@ -58,7 +58,7 @@ class OneSide:
         return found
 
 
-def side(shards: list[Positions], total: int, *, keys: bool) -> OneSide:
+def side(shards: list[Positions], total: int, *, keys: bool, striped: bool = False) -> OneSide:
     """Return one side of a case."""
     p = np.arange(total)
     rank, place, count = (np.zeros(total, dtype=np.int64) for _ in range(3))
@@ -69,6 +69,8 @@ def side(shards: list[Positions], total: int, *, keys: bool) -> OneSide:
         of[number, : len(held)] = held
         last = held[-1] if len(held) else total - 1
         of[number, len(held) :] = last + 1 + np.arange(of.shape[1] - len(held))
+        if striped:
+            of[number] = number + len(shards) * np.arange(of.shape[1])
     p, rank, place, count = (x[None, :] if keys else x[:, None] for x in (p, rank, place, count))
     return OneSide(p, rank, place, count, of, shards, total)
 
@@ -80,10 +82,11 @@ class Pairs:
         self.problem, self.size, self.case = scene.problem, scene.size, scene.case
         queries, keys = scene.shards
         self.true: Counts = scene.truth.intermediates.m
-        self.keys = side(keys, self.problem.nk, keys=True)
+        striped = scene.case.sharding == "striped"
+        self.keys = side(keys, self.problem.nk, keys=True, striped=striped)
         if scene.replicated:  # every rank attends its own block with all queries
             queries = [np.arange(self.problem.nq)]
-        self.queries = side(queries, self.problem.nq, keys=False)
+        self.queries = side(queries, self.problem.nq, keys=False, striped=striped)
         self.rank = self.keys.rank if scene.replicated else self.queries.rank
         self.owner = self.keys.rank
         self.hop = (self.rank - self.owner) % self.size

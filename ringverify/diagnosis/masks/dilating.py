@@ -11,26 +11,29 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ringref.problem import Problem
 from ringverify.diagnosis.masks.positions import At, own_keys, sharded
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs, branch, kept
 from ringverify.diagnosis.scene import Counts
 
-OFFSETS: dict[str, Callable[[int, int, int], Ints]] = {
-    "h // (H // r) mod r, where H / r is no whole number": lambda heads, group, rate: (
-        np.arange(heads) // max(1, heads // rate) % rate
+OFFSETS: dict[str, Callable[[Problem, int], Ints]] = {
+    "h // (H // r) mod r, where H / r is no whole number": lambda p, rate: (
+        np.arange(p.heads) // max(1, p.heads // rate) % rate
     ),
-    "h // (H // r), where H / r is no whole number": lambda heads, group, rate: (
-        np.arange(heads) // max(1, heads // rate)
-    ),
-    "h · r // H": lambda heads, group, rate: np.arange(heads) * rate // heads,
-    "h mod r, as if head_offset were cyclic": lambda heads, group, rate: np.arange(heads) % rate,
-    "h // ceil(H / r), as if head_offset were block": lambda heads, group, rate: (
-        np.arange(heads) // math.ceil(heads / rate)
-    ),
-    "0 in all heads": lambda heads, group, rate: np.zeros(heads, dtype=np.int64),
-    "that of the key head, taken for the head": lambda heads, group, rate: np.arange(heads) // group % rate,
+    "h // (H // r), where H / r is no whole number": lambda p, rate: np.arange(p.heads) // max(1, p.heads // rate),
+    "h · r // H": lambda p, rate: np.arange(p.heads) * rate // p.heads,
+    "h mod r, as if head_offset were cyclic": lambda p, rate: np.arange(p.heads) % rate,
+    "h // ceil(H / r), as if head_offset were block": lambda p, rate: np.arange(p.heads) // math.ceil(p.heads / rate),
+    "0 in all heads": lambda p, rate: np.zeros(p.heads, dtype=np.int64),
+    "that of its key head, taken for the head": lambda p, rate: np.arange(p.heads) // p.group_size % rate,
+    "that of its key head among key heads": lambda p, rate: _of_key_heads(p, rate),
 }
-"""Offsets of heads in a segment of a shared dilation, by the number of heads, those of a key head, and the rate."""
+"""Offsets of heads in a segment of a shared dilation, by the rate."""
+
+
+def _of_key_heads(p: Problem, rate: int) -> Ints:
+    number, cyclic = np.arange(p.heads) // p.group_size, p.dilation is None or p.dilation.head_offset == "cyclic"
+    return number % rate if cyclic else number // math.ceil(p.hk / rate)
 
 
 def ways_to_dilate() -> Iterator[Otherwise]:
@@ -207,18 +210,18 @@ def _placed_in_shards(pairs: Pairs) -> Counts | None:
     return rest * total
 
 
-def _offset(of: Callable[[int, int, int], Ints], pairs: Pairs) -> Counts | None:
+def _offset(of: Callable[[Problem, int], Ints], pairs: Pairs) -> Counts | None:
     """Return counts with other offsets of heads, which take no position if they are no remainder of the rate."""
     return _taking(of, lambda place, rate, offset: place % rate == offset, pairs)
 
 
-def _offset_on(of: Callable[[int, int, int], Ints], pairs: Pairs) -> Counts | None:
+def _offset_on(of: Callable[[Problem, int], Ints], pairs: Pairs) -> Counts | None:
     """Return counts with other offsets of heads, from which on they take every position that is a rate further."""
     return _taking(of, lambda place, rate, offset: (place >= offset) & ((place - offset) % rate == 0), pairs)
 
 
 def _taking(
-    of: Callable[[int, int, int], Ints], takes: Callable[[Ints, int, Ints], Mask], pairs: Pairs
+    of: Callable[[Problem, int], Ints], takes: Callable[[Ints, int, Ints], Mask], pairs: Pairs
 ) -> Counts | None:
     p = pairs.problem
     if p.dilation is None or p.dilation.heads != "shared":
@@ -226,7 +229,7 @@ def _taking(
     i, j = pairs.queries.p, pairs.keys.p
     total = np.zeros((p.heads, p.nq, p.nk), dtype=np.int64)
     for w, r in p.dilation.branches:
-        offset = of(p.heads, p.group_size, r)[:, None, None]
+        offset = of(p, r)[:, None, None]
         total += (i // w == j // w) & takes(i % w, r, offset) & takes(j % w, r, offset)
     return total * pairs.counts(lambda name: None if name == "dilation" else (i, j))
 

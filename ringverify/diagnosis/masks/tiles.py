@@ -10,7 +10,7 @@ import numpy as np
 
 from ringverify.diagnosis.masks.positions import late
 from ringverify.diagnosis.masks.skips import ENDS as BOTH
-from ringverify.diagnosis.masks.skips import WHOLE, Ends, Skips, after, after_either, after_window, before_window
+from ringverify.diagnosis.masks.skips import WHOLE, Ends, Skips, after_either, after_window, before_window
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 from ringverify.diagnosis.undefined import Blocks
@@ -108,13 +108,46 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
         for query, (short, whole) in product(BOTH, SHORT.items()) if rows == columns else ():
             says = f"{tile} has no mask if its {query} query attends all of its keys{short}"
             yield Otherwise(says, functools.partial(_by_row, rows, columns, order, query, whole), 1.25)
-        for text, skips in SKIPPED.items() if order is not _by_rank else ():
-            for query, key in product(BOTH, BOTH):
-                if (query, key) != RIGHT[text]:
-                    says = f"{tile} is skipped if its {key} key lies {text.format(query)}"
-                    yield Otherwise(says, functools.partial(_skipped, rows, columns, order, skips(key, query)), 1.25)
         says = f"{tile} is skipped, or has no mask, in all batch entries as it is in the first"
         yield Otherwise(says, functools.partial(_by_first_entry, rows, columns, order), 1)
+    for (rows, columns), (where, order) in product(product((WHOLE, *TILES), TILES), OF_ALL.items()):
+        tile = f"a tile of {rows} queries and {columns} keys{where}"
+        if rows == WHOLE:
+            tile = f"a tile of {columns} keys{where} is held against all queries of a rank, and"
+        for text, skips in SKIPPED.items() if order is not _by_rank else ():
+            for query, key in product(BOTH, BOTH):
+                level = (query, key) == RIGHT[text]  # these tell rightly, but for a key that is level with the end
+                lies = f"{text.format(query)}, or level with its end" if level else text.format(query)
+                says = f"{tile} is skipped if its {key} key lies {lies}"
+                yield Otherwise(says, functools.partial(_skipped, rows, columns, order, skips(key, query, level)), 1.25)
+    for tile, (where, of) in product(TILES, WINDOWED.items()):
+        says = (
+            f"the window only decides which tiles of {tile} queries and {tile} keys are skipped: they are whole{where}"
+        )
+        yield Otherwise(says, functools.partial(_windowed_by_tile, tile, of), 1)
+
+
+WINDOWED: dict[str, Callable[[Pairs], bool]] = {
+    "": lambda pairs: True,
+    " where there are documents": lambda pairs: pairs.problem.documents is not None,
+    " where there is a causal mask": lambda pairs: pairs.problem.causal,
+}
+"""In which cases a window is laid by whole tiles, in words."""
+
+
+def _windowed_by_tile(tile: int, concerned: Callable[[Pairs], bool], pairs: Pairs) -> Counts | None:
+    """Return counts with the window laid by tiles: a pair is excluded if no pair of its tile may be in the window."""
+    if pairs.problem.window is None or not concerned(pairs):
+        return None
+    plain, (left, right) = (pairs.queries.p, pairs.keys.p), pairs.problem.window
+    i = {end: _corners(tile, None, end, pairs.queries)[:, None] + pairs.problem.diagonal for end in BOTH}
+    j = {end: _corners(tile, None, end, pairs.keys)[None] for end in BOTH}
+    inside = np.ones((pairs.problem.nq, pairs.problem.nk), dtype=bool)
+    if left is not None:
+        inside &= j["last"] >= i["first"] - left
+    if right is not None:
+        inside &= j["first"] <= i["last"] + right
+    return pairs.counts(lambda name: None if name == "window" else plain) * inside
 
 
 SHORT = {"": False, ", and it is whole": True}
@@ -140,7 +173,7 @@ def _tiles_of(size: int, of_all: Order | None, x: OneSide) -> tuple[Ints, Ints]:
     """Return an order of the rows of all shards, and the number of each one's tile there."""
     if of_all is not None:
         return of_all(x), np.arange(x.total) // size
-    order = _by_rank(x)
+    order, size = _by_rank(x), min(size, x.total + 1)
     rank, place = x.rank.ravel()[order], x.place.ravel()[order]
     return order, np.unique(rank * (x.total + 1) + place // size, return_inverse=True)[1]
 
@@ -162,18 +195,25 @@ def _by_corner(rows: int, columns: int, of_all: Order | None, query: str, key: s
     return np.where(seen, 1, pairs.true)
 
 
-SKIPPED: dict[str, Callable[[str, str], Skips]] = {
-    "after its {} query, and there is a causal mask": lambda key, query: functools.partial(after, key, query),
-    "before the window of its {} query": lambda key, query: functools.partial(before_window, key, query, False),
-    "after the window of its {} query": lambda key, query: functools.partial(after_window, key, query, False),
-    "after its {} query under a causal mask, and after the window of that otherwise": lambda key, query: (
-        functools.partial(after_either, key, query, False)
+SKIPPED: dict[str, Callable[[str, str, bool], Skips]] = {
+    "after its {} query, and there is a causal mask": lambda key, query, level: functools.partial(
+        _after, key, query, level
+    ),
+    "before the window of its {} query": lambda key, query, level: functools.partial(before_window, key, query, level),
+    "after the window of its {} query": lambda key, query, level: functools.partial(after_window, key, query, level),
+    "after its {} query under a causal mask, and after the window of that otherwise": lambda key, query, level: (
+        functools.partial(after_either, key, query, level)
     ),
 }
 """Where a key of a tile lies that is skipped, with a place for which of its queries; the test, by the key and that."""
 
+
+def _after(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> Mask | None:
+    return after_either(key, query, level, pairs, at) if pairs.problem.causal else None
+
+
 RIGHT = dict(zip(SKIPPED, (("last", "first"), ("first", "last"), *[("last", "first")] * 2), strict=True))
-"""Which query and which key tell rightly."""
+"""Which query and which key tell rightly, where a key that is level with the end is no key past it."""
 
 
 def _skipped(rows: int, columns: int, of_all: Order | None, skips: Skips, pairs: Pairs) -> Counts | None:

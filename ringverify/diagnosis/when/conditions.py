@@ -558,7 +558,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "moved": ("a group whose ranks have other numbers in the world", "group", 1.1,
         lambda one: one.case.ring_ranks != tuple(range(one.case.world_size))),
     "one_parity": ("a group of ranks that are all odd, or all even, in the world", "group", 1.12,
-        lambda one: len({rank % 2 for rank in one.case.ring_ranks}) == 1),
+        lambda one: one.case.world_size > 1 and len({rank % 2 for rank in one.case.ring_ranks}) == 1),
+    "alone": ("a group of one rank", "ranks", 1.15, lambda one: one.case.world_size == 1),
     "delayed": ("messages held back", "schedule", 1.0, lambda one: bool(one.case.delayed)),
     "rendezvous": ("sends that wait for their receive", "schedule", 1.0, lambda one: one.case.transport != "buffered"),
 }  # fmt: skip
