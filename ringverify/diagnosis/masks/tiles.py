@@ -120,11 +120,11 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
                 lies = f"{text.format(query)}, or level with its end" if level else text.format(query)
                 says = f"{tile} is skipped if its {key} key lies {lies}"
                 yield Otherwise(says, functools.partial(_skipped, rows, columns, order, skips(key, query, level)), 1.25)
-    for tile, (where, of) in product(TILES, WINDOWED.items()):
+    for size, (where, concerned) in product(TILES, WINDOWED.items()):
         says = (
-            f"the window only decides which tiles of {tile} queries and {tile} keys are skipped: they are whole{where}"
+            f"the window only decides which tiles of {size} queries and {size} keys are skipped{where}: they are whole"
         )
-        yield Otherwise(says, functools.partial(_windowed_by_tile, tile, of), 1)
+        yield Otherwise(says, functools.partial(_windowed_by_tile, size, concerned), 1)
 
 
 WINDOWED: dict[str, Callable[[Pairs], bool]] = {
