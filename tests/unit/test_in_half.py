@@ -6,7 +6,7 @@ import pytest
 import torch
 from mechanisms import case_of, seen
 
-from ringverify.diagnosis.narrowing import in_half
+from ringverify.diagnosis.in_half import DELTA, in_half
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults import arithmetic
 from ringverify.faults.place import Partial
@@ -90,3 +90,26 @@ def test_what_is_wrong_by_more_or_elsewhere_is_not(steps):
     said, wrong = told(steps, gradients=False)
     assert all(wrong)
     assert said == []
+
+
+def in_delta(dout, out, dlse):
+    """Out times its cotangent is added up in the dtype of the inputs."""
+    return (narrow(dout) * narrow(out)).sum(dim=-1).to(dout.dtype) - dlse
+
+
+def test_delta_in_16_bits_is_told_by_one_number_a_row():
+    """The same number explains dq and dk; what is rounded pair by pair has none, and a wrong dv another reason."""
+    short = [replace(case, values="normal").replace(query_length=2, world_size=1) for case in CASES]
+    scenes, _ = seen(
+        Implementation(ring_of(replace(STEPS, delta=in_delta)), "delta", EVERYTHING), [*CASES, *short], gradients=True
+    )
+    assert any(wrong_tensors(scene) for scene in scenes)
+    assert all(DELTA.explains(scene) is not None for scene in scenes if wrong_tensors(scene))
+    for steps in (
+        replace(STEPS, dk=in_dk),
+        replace(STEPS, ds=lambda p, dp, delta: 1.02 * arithmetic.ds(p, dp, delta)),
+        replace(STEPS, delta=lambda dout, out, dlse: 1.2 * (dout * out).sum(dim=-1) - dlse),
+    ):
+        others, _ = seen(Implementation(ring_of(steps), "others", EVERYTHING), CASES, gradients=True)
+        assert all(wrong_tensors(scene) for scene in others)
+        assert not all(DELTA.explains(scene) is not None for scene in others)

@@ -891,6 +891,91 @@ READ = {
 }  # fmt: skip
 
 
+def key_tile(j, *, last):
+    """The last, or the first, position of the tile of 4 keys of each."""
+    at = torch.arange(j.size(1)) // 4 * 4
+    return j[:, torch.clamp(at + 3, max=j.size(1) - 1) if last else at]
+
+
+def before_the_last_window(here, owner, i, j):
+    """A tile of keys is kept if its last one lies in the window of the rank's last query."""
+    left = None if here.problem.window is None else here.problem.window[0]
+    return True if left is None else key_tile(j, last=True) >= i[-1, 0] - left
+
+
+def level_with_the_end(here, owner, i, j):
+    """A tile of keys is kept if its first one lies before the end of the window of the last query of a tile."""
+    right = None if here.problem.window is None else here.problem.window[1]
+    return True if right is None else key_tile(j, last=False) < of_its_tile(i, last=True) + right
+
+
+def by_tile(steps, here, hop, owner):
+    """A window excludes whole tiles of 4 queries and 4 keys, where there are documents."""
+    p, i, j = here.problem, here.call.positions[:, None], here.shards[owner][None]
+    if p.window is None or p.documents is None:
+        return multiplicity(steps, here, hop, owner)
+    left, right = p.window
+    inside = (key_tile(j, last=True) >= of_its_tile(i, last=False) - left) & (
+        key_tile(j, last=False) <= of_its_tile(i, last=True) + right
+    )
+    return multiplicity(replace(steps, window=lambda problem, i, j: i == i + 0 * j), here, hop, owner) * inside
+
+
+def own_documents(steps, here, hop, owner):
+    """The document of a visiting key is that of the rank's own position in its row, striped."""
+    rows = here.rank + here.size * torch.arange(len(here.shards[owner]))
+
+    def documents(problem, i, j):
+        offsets = torch.tensor(problem.documents)
+        of_i, of_j = (torch.bucketize(x, offsets, right=True) for x in (here.call.positions[:, None], rows[None]))
+        return (of_i == of_j) & (of_i > 0) & (of_i < len(offsets))
+
+    return multiplicity(replace(steps, documents=documents), here, hop, owner)
+
+
+def by_key_heads(steps, here, hop, owner):
+    """Offsets are those of key heads, which all heads of a group have."""
+    p = here.problem
+    of_keys = replace(here, call=replace(here.call, problem=p.replace(heads=p.hk, key_heads=None)))
+    few = multiplicity(steps, of_keys, hop, owner)
+    return few.repeat_interleave(p.group_size, dim=1)
+
+
+BY_TILE = {
+    "a tile of 4 keys is held against all queries of a rank, and is skipped if its last key lies before the window of "
+    "its last query": (
+        where(before_the_last_window),
+        [case_of(window=(2, 3), query_length=15), case_of(window=(1, None), size=2, query_length=14)],
+        [case_of(), case_of(window=(None, 2))],
+    ),
+    "a tile of 4 queries and 4 keys is skipped if its first key lies after the window of its last query, or level with "
+    "its end": (
+        where(level_with_the_end),
+        [case_of(window=(2, 0), query_length=15), case_of(window=(9, 1), size=2, query_length=20)],
+        [case_of(), case_of(window=(2, None))],
+    ),
+    "where there are documents, the window only skips tiles of 4 queries and 4 keys: what is left of them is whole": (
+        replace(STEPS, pattern=by_tile),
+        [case_of(window=(1, 1), documents=(0, 15), query_length=15),
+         case_of(window=(0, 2), documents=(0, 5, 20), size=2, query_length=20)],
+        [case_of(), case_of(window=(1, 1)), case_of(documents=(0, 7, 12))],
+    ),
+    "documents are told apart as if the block were that of rank (its own rank) mod ranks": (
+        replace(STEPS, pattern=own_documents),
+        [case_of(sharding="striped", documents=(0, 4, 11), query_length=11),
+         case_of(sharding="striped", documents=(0, 3, 8), query_length=8, size=2)],
+        [case_of(sharding="striped", documents=(0, 6, 12))],
+    ),
+    "the offset of head h in a dilation is that of its key head among key heads": (
+        replace(STEPS, pattern=by_key_heads),
+        [case_of(heads=4, key_heads=2, dilation=Dilation(((6, 2),), heads="shared", head_offset="block")),
+         case_of(heads=4, key_heads=2, dilation=Dilation(((6, 3),), heads="shared"), size=2)],
+        [case_of(heads=4, dilation=Dilation(((6, 2),), heads="shared"))],
+    ),
+}  # fmt: skip
+READ |= BY_TILE
+
+
 @pytest.mark.parametrize("words", READ)
 def test_what_is_read_of_a_mask_is_told(words):
     """The first rule that predicts the numbers of all cases, right ones included."""

@@ -6,6 +6,7 @@ import torch
 from mechanisms import case_of, explaining, seen
 
 from ringverify.diagnosis.rounding_digits import ROUNDED, TWICE, rounding
+from ringverify.faults.merging import online
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
@@ -56,6 +57,36 @@ def test_products_that_are_rounded_before_they_are_scaled_are_told():
     assert "products of queries and keys are rounded to the input dtype before they are scaled" in explaining(
         ROUNDED, scenes
     )
+
+
+def test_a_denominator_that_is_kept_and_rescaled_in_16_bits_is_told():
+    """Each step of it is rounded, and its logarithm; scores rise from block to block, so that it grows."""
+
+    def narrow(here, x):
+        return x.to(here.dtype).to(here.wide)
+
+    steps = online(total=lambda here, x: x.to(here.dtype), rescaled=narrow)
+    cases = [replace(case, values="rising_blocks") for case in CASES]
+    scenes, _ = seen(Implementation(ring_of(steps), "denominator", EVERYTHING), [*CASES, *cases], gradients=True)
+    says = "the running sum of exponentials is kept in the input dtype, and rescaled in it, and its logarithm is taken "
+    assert f"{says}in it" in [one.sentence() for one in rounding(scenes)]
+    plain, _ = seen(Implementation(ring_of(online(total=narrow)), "plain", EVERYTHING), cases, gradients=True)
+    assert f"{says}in it" not in [one.sentence() for one in rounding(plain)]
+
+
+def test_dq_that_is_rounded_before_its_scale_is_told():
+    """It is rounded twice, which a scale that is a power of two does not show."""
+
+    def sum_queries(steps, here, dq):
+        whole = STEPS.sum_queries(steps, here, dq) / steps.scale(here)
+        return whole.to(here.dtype).to(here.wide) * steps.scale(here)
+
+    implementation = Implementation(ring_of(replace(STEPS, sum_queries=sum_queries)), "scaled", EVERYTHING)
+    scenes, _ = seen(implementation, CASES, gradients=True)
+    says = "dq is rounded to the input dtype before it is multiplied by the scale, and after"
+    assert says in [one.sentence() for one in rounding(scenes)]
+    plain, _ = seen(implementation, [case.replace(head_dim=4) for case in CASES], gradients=True)
+    assert says not in [one.sentence() for one in rounding(plain)]
 
 
 def test_of_right_digits_nothing_is_said():

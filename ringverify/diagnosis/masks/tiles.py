@@ -117,20 +117,20 @@ def ways_to_judge_tiles() -> Iterator[Otherwise]:
         for text, skips in SKIPPED.items() if order is not _by_rank else ():
             for query, key in product(BOTH, BOTH):
                 level = (query, key) == RIGHT[text]  # these tell rightly, but for a key that is level with the end
+                if level and rows == WHOLE:
+                    continue
                 lies = f"{text.format(query)}, or level with its end" if level else text.format(query)
                 says = f"{tile} is skipped if its {key} key lies {lies}"
                 yield Otherwise(says, functools.partial(_skipped, rows, columns, order, skips(key, query, level)), 1.25)
     for size, (where, concerned) in product(TILES, WINDOWED.items()):
-        says = (
-            f"the window only decides which tiles of {size} queries and {size} keys are skipped{where}: they are whole"
-        )
+        says = f"{where}the window only skips tiles of {size} queries and {size} keys: what is left of them is whole"
         yield Otherwise(says, functools.partial(_windowed_by_tile, size, concerned), 1)
 
 
 WINDOWED: dict[str, Callable[[Pairs], bool]] = {
     "": lambda pairs: True,
-    " where there are documents": lambda pairs: pairs.problem.documents is not None,
-    " where there is a causal mask": lambda pairs: pairs.problem.causal,
+    "where there are documents, ": lambda pairs: pairs.problem.documents is not None,
+    "where there is a causal mask, ": lambda pairs: pairs.problem.causal,
 }
 """In which cases a window is laid by whole tiles, in words."""
 
