@@ -763,6 +763,28 @@ def test_state_that_any_earlier_call_leaves_is_told_by_what_it_is_kept_by(monkey
     assert said == "an earlier call in the same process, with the same length and heads"
 
 
+def test_what_the_first_call_leaves_is_found_though_most_calls_before_leave_what_is_right(monkeypatch):
+    """The right end of a window is kept by its left end: calls without a window do no harm."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        left, right = call.window or (None, None)
+        kept_right = kept.setdefault((call.rank, call.problem.nq, call.causal, left), right)
+        return plain(q, k, v, dataclasses.replace(call, problem=call.problem.replace(window=(left, kept_right))))
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(following, "afresh", afresh)
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
+    late = Case(problem=Problem(query_length=6, heads=2), world_size=2)
+    before = tuple(late.replace(seed=seed, heads=1 + seed % 3) for seed in range(1, 30))
+    (after,), case, _ = following.what_it_follows(FORWARD, runner, late, before, ENDLESS, until=math.inf)
+    assert {*differing(case, after)} == {"window"}
+    assert after.problem.window[0] is None
+
+
 def spoilt(monkeypatch, spoils, early, late):
     """Return what is said of two calls, of which the earlier one leaves its problem to `spoils(kept, now)`."""
     kept = []

@@ -952,7 +952,7 @@ BY_TILE = {
     "its end": (
         where(level_with_the_end),
         [case_of(window=(2, 0), query_length=15), case_of(window=(9, 1), size=2, query_length=20)],
-        [case_of(), case_of(window=(2, None))],
+        [case_of(), case_of(window=(2, None)), case_of(window=(2, 3), query_length=15)],
     ),
     "where there are documents, the window only skips tiles of 4 queries and 4 keys: what is left of them is whole": (
         replace(STEPS, pattern=by_tile),
@@ -968,7 +968,7 @@ BY_TILE = {
     ),
     "the offset of head h in a dilation is that of its key head among key heads": (
         replace(STEPS, pattern=by_key_heads),
-        [case_of(heads=4, key_heads=2, dilation=Dilation(((6, 2),), heads="shared", head_offset="block")),
+        [case_of(heads=6, key_heads=3, dilation=Dilation(((6, 2),), heads="shared", head_offset="block")),
          case_of(heads=4, key_heads=2, dilation=Dilation(((6, 3),), heads="shared"), size=2)],
         [case_of(heads=4, dilation=Dilation(((6, 2),), heads="shared"))],
     ),

@@ -208,7 +208,8 @@ def said(
         # What decides which keys a query attends may stand for one another in ways that have no words.
         about |= GEOMETRY if beyond is None else GEOMETRY | {"ranks"}
     outcomes = exploration.outcomes
-    irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
+    known = {name: outcomes[name] for name in exploration.varying.factors if name in outcomes}
+    irrelevant = _irrelevant(known, about, exploration.open)
     if exploration.all_hold:
         irrelevant = tuple(ALL_HOLD if name == "length" else name for name in irrelevant)
     masks = [name for name in MASKS if getattr(case.problem, name)]
@@ -219,18 +220,19 @@ def said(
     return Needs(told, irrelevant, complete, exploration.tried, tuple(failing), tuple(passing), exploration)
 
 
-def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tuple[str, ...]:
+def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str], open: Collection[str]) -> tuple[str, ...]:
     """Return the factors whose variants all failed, as few names as possible.
 
     Args:
         outcomes: by factor, whether its variants failed; nothing is known of factors that it lacks.
         about: factors of which it is not to be said.
+        open: those of them that may or may not matter: the rest is not "other" ones.
     """
     found = {factor: factor for factor, seen in outcomes.items() if seen and all(seen) and factor not in about}
     for name, members in TOGETHER.items():
         free = [factor for factor in members if factor in found]
         tried = [factor for factor in members if outcomes.get(factor)]
-        if len(free) > 1 and outcomes.keys() >= set(members):
+        if len(free) > 1 and outcomes.keys() >= set(members) and set(members).isdisjoint(open):
             found |= dict.fromkeys(free, name if free == tried else f"other {name}")
     return tuple(dict.fromkeys(found.values()))
 
