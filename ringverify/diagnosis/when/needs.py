@@ -52,6 +52,9 @@ RARE = 1.5
 """Cost from which on a condition is rare, as "at most" is: it is said only after it was put to the test, and not where
 its factor matters in a way that has no words."""
 
+USUAL = 1.0005
+"""The same of a number where the time ended first: that there are three ranks, or five keys on one, is usual."""
+
 ALL_HOLD = "length with tokens on every rank"
 """What is no matter where a length does not matter, unless it is so short that a rank holds nothing."""
 
@@ -173,7 +176,12 @@ def said(
         one
         for one in explanation
         if (one.most is None or one.factors.isdisjoint(STANDING_IN))
-        and ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one) or scored(one))
+        and (
+            complete
+            or exploration.tested(one)
+            or scored(one)
+            or (one.cost < (USUAL if one.limit else RARE) and "values" not in one.factors)
+        )
         and (one.cost < RARE or one.factors.isdisjoint(certain))
     ]
     certain |= exploration.factors_of(one for one in explanation if one not in tested)
