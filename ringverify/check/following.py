@@ -135,19 +135,19 @@ def _like_those(property: Property, runner: Runner, case: Case, before: Sequence
     values: dict[str, list[object]] = {}
     for earlier in before:
         for name, value in differing(case, earlier).items():
-            if value not in values.setdefault(name, []):
-                values[name].append(value)
+            some = values.setdefault(name, [])
+            some += [value] if len(some) < VALUES and value not in some else []
     changes = [
         change
         for place in range(VALUES)
-        for change in _together({name: some[place] for name, some in values.items() if len(some) > place})
+        for change in _together({name: each[place] for name, each in values.items() if len(each) > place})
     ]
     found: dict[tuple[str, ...], list[Case]] = {(mask,): [] for mask in MASKS}
     for change in (*changes, *_others(case, runner, MASKS)):
         one = changed(property, runner, case, change)
         same = found.setdefault((*sorted(change),), [])
         same += [one] if one is not None and one not in (case, *same) else []
-    return [some for some in found.values() if some]
+    return [same for same in found.values() if same]
 
 
 def _most_alike(case: Case, before: Sequence[Case], runner: Runner) -> list[Case]:
