@@ -665,7 +665,6 @@ def test_an_earlier_call_is_made_like_the_one_that_it_spoils(monkeypatch):
     late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
     before = (late.replace(query_length=8), late.replace(query_length=11, heads=3, seed=7, window=(2, 0)))
     (after,), case, _ = following.what_it_follows(FORWARD, runner, late, before, ENDLESS, until=math.inf)
-    assert case == late
     assert differing(case, after) == {"query_length": 11}
 
 
