@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import multiprocessing
 import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import torch
 
 from ringverify import targets
 from ringverify.cases.case import Case
@@ -85,27 +89,36 @@ class Counted:
         )
 
 
-def counted(expected: Sequence[Expected]) -> Iterator[tuple[str, Counted]]:
+def counted(expected: Sequence[Expected], *, fresh: int = FRESH) -> Iterator[tuple[str, Counted]]:
     """Hold what is said of mutants against further cases; those that fail by their state, or survive, are left out.
+
+    Each has a process of its own, as many at a time as there are cores: one that keeps state spoils no other.
 
     Args:
         expected: the property that kills each mutant, and with which seed.
+        fresh: further cases that are drawn of each.
     """
-    for one in expected:
-        property = PROPERTIES[one.property]
-        with contextlib.closing(SimulatedWorld()) as world:
-            runner = Runner(MUTANTS[one.mutant].implementation, world, target=targets.MUTANT + one.mutant)
-            seen = hunt(property, runner, examples=one.patience(), seed=one.seed, progress=lambda done: None)
-            found = seen.counterexample
-            if found is None or found.after or found.needs is None:
-                continue
-            needs = when_it_fails(property, runner, found.case, found.violation, shrunk_from=(found.first,))
-            if found.diagnosis.telling:
-                needs = held_against_causes(runner, found.violation, needs, found.diagnosis.telling)
-            if needs.exploration is None:
-                continue
-            fresh = draws(property, runner.capabilities, FRESH, one.seed + 1)
-            yield one.mutant, _counted(needs, needs.exploration, list(fresh))
+    context = multiprocessing.get_context("forkserver")
+    with context.Pool(initializer=torch.set_num_threads, initargs=(1,), maxtasksperchild=1) as pool:
+        for one, found in zip(expected, pool.imap(functools.partial(_alone, fresh), expected), strict=True):
+            if found is not None:
+                yield one.mutant, found
+
+
+def _alone(fresh: int, one: Expected) -> Counted | None:
+    property = PROPERTIES[one.property]
+    with contextlib.closing(SimulatedWorld()) as world:
+        runner = Runner(MUTANTS[one.mutant].implementation, world, target=targets.MUTANT + one.mutant)
+        seen = hunt(property, runner, examples=one.patience(), seed=one.seed, progress=lambda done: None)
+        found = seen.counterexample
+        if found is None or found.after or found.needs is None:
+            return None
+        needs = when_it_fails(property, runner, found.case, found.violation, shrunk_from=(found.first,))
+        if found.diagnosis.telling:
+            needs = held_against_causes(runner, found.violation, needs, found.diagnosis.telling)
+        if needs.exploration is None:
+            return None
+        return _counted(needs, needs.exploration, list(draws(property, runner.capabilities, fresh, one.seed + 1)))
 
 
 def _counted(needs: Needs, x: Exploration, fresh: Sequence[Case]) -> Counted:
