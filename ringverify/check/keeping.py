@@ -237,8 +237,8 @@ def with_what_is_alike(property: Property, runner: Runner, shown: Counterexample
     differ = (*fields, *(KEPT_BY[factor] for factor in instead))
     requires, cause = of_state(differ, same, together=False, relation=relation, enough=enough)
     diagnosis = dataclasses.replace(shown.diagnosis, text=cause)
-    needed = (requires, *needed_of_both)
-    return dataclasses.replace(shown, needs=dataclasses.replace(shown.needs, requires=needed), diagnosis=diagnosis)
+    needs = dataclasses.replace(shown.needs, requires=(requires, *needed_of_both), complete=calls.in_time())
+    return dataclasses.replace(shown, needs=needs, diagnosis=diagnosis)
 
 
 def _value(field: str, case: Case) -> int:
