@@ -19,7 +19,7 @@ from ringverify.cases.running import Runner, shards
 from ringverify.check.explaining import afresh
 from ringverify.check.following import KEPT_BY, PLACES, TIED, changed
 from ringverify.check.searching import Counterexample
-from ringverify.diagnosis.conduct import Relation, differing, in_words, of_state
+from ringverify.diagnosis.conduct import CallRelation, differing, in_words, of_state
 from ringverify.diagnosis.when.conditions import FLAGS, MASKS
 from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
@@ -100,9 +100,9 @@ class TwoCalls:
                 if change == larger:
                     break
 
-    def kept_by(self) -> tuple[list[str], list[Relation]]:
+    def kept_by(self) -> tuple[list[str], list[CallRelation]]:
         """Return the factors that have to be the same in both, and those of which the earlier call needs enough."""
-        alike, enough = list[str](), list[Relation]()
+        alike, enough = list[str](), list[CallRelation]()
         for factor, field in KEPT_BY.items():
             if field in self.fields or not self.in_time():
                 continue
@@ -110,7 +110,7 @@ class TwoCalls:
             if True in sides and False not in sides:
                 alike.append(self._tied(field) or factor)
             elif True in sides:
-                enough.append(Relation(field, 1 if sides[0] else -1, at_least=True))
+                enough.append(CallRelation(field, 1 if sides[0] else -1, at_least=True))
         return alike, enough
 
     def _with_less_and_more(self, factor: str, field: str) -> tuple[bool | None, bool | None]:
@@ -169,13 +169,13 @@ class TwoCalls:
                 found += [] if all(map(self.passes, itertools.islice(others, INSTEAD))) else [factor]
         return found
 
-    def relation(self) -> Relation | None:
+    def relation(self) -> CallRelation | None:
         """Return how the two have to differ, if not in any way: the other order passes."""
         if len(self.fields) != 1 or not self.in_time() or not self.passes(self.case, self.earlier):
             return None
         (field,) = self.fields
         sign = _compared(field, self.earlier, self.case)
-        return Relation(field, sign, present=field not in NUMBERS) if sign else None
+        return CallRelation(field, sign, present=field not in NUMBERS) if sign else None
 
     def needed_of_both(self) -> Iterator[str]:
         """Yield what both calls have and need, where ordinary values show what is wrong."""

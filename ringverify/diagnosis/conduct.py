@@ -172,8 +172,12 @@ MANY = {
 """What a field is the number of."""
 
 
+PLURAL = ("documents", "key_lengths", "sinks")
+"""Fields whose names are plurals."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Relation:
+class CallRelation:
     """How the earlier of two calls has to differ from the later one, or may.
 
     Attributes:
@@ -192,7 +196,7 @@ class Relation:
         """Return what the earlier call has, to follow "with"."""
         name = in_words(self.field)
         if self.present:
-            article, one = ("", "some") if name.endswith("s") else ("a ", "one")
+            article, one = ("", "some") if self.field in PLURAL else ("a ", "one")
             return f"{article}{name}, before one without" if self.sign > 0 else f"no {name}, before one with {one}"
         many = MANY.get(self.field)
         if self.at_least:
@@ -208,8 +212,8 @@ def of_state(
     alike: Sequence[str] | None = None,
     *,
     together: bool = True,
-    relation: Relation | None = None,
-    enough: Sequence[Relation] = (),
+    relation: CallRelation | None = None,
+    enough: Sequence[CallRelation] = (),
 ) -> tuple[str, str]:
     """Return what a case needs, and the cause, where it fails only after another one.
 
