@@ -85,9 +85,7 @@ def what_it_follows(
     def both(one: Case, change: dict[str, object]) -> bool:
         return fails(like(one, change), one) and afresh(property, runner, [one]).violation is None
 
-    def after_all(some: Sequence[Case]) -> bool:
-        return afresh(property, runner, [*reversed(some), case]).violation is not None
-
+    after_all = functools.partial(_fails_after, property, runner, case)
     # The same call, or one of other values, may do. What is kept may be what the first call leaves, or the last.
     similar = [way for some in _like_those(property, runner, case, before) for way in (some, some[::-1])]
     for some in ([case], [case.replace(seed=case.seed + 1)], *similar):
@@ -166,6 +164,11 @@ def _others(case: Case, runner: Runner, fields: Collection[str]) -> Iterator[dic
         yield from itertools.islice((change for change in changes if {*change} == {field}), VALUES)
 
 
+def _fails_after(property: Property, runner: Runner, case: Case, some: Sequence[Case]) -> bool:
+    """Return whether a case fails in a fresh process after all of some cases, of which the first is run last."""
+    return afresh(property, runner, [*reversed(some), case]).violation is not None
+
+
 def _the_one(cases: Sequence[Case], fails_after: Callable[[Sequence[Case]], bool]) -> Sequence[Case]:
     """Return the one of some cases after which alone another fails, found by halves; none if there is no such one."""
     if not cases or not fails_after(cases):
@@ -203,9 +206,7 @@ def follows_again(
     if told is None or any(afresh(property, runner, [found.case]).violation is not None for _ in range(2)):
         return None
 
-    def fails_after(some: Sequence[Case]) -> bool:
-        return afresh(property, runner, [*reversed(some), found.case]).violation is not None
-
+    fails_after = functools.partial(_fails_after, property, runner, found.case)
     others = _most_alike(found.case, found.history, runner)
     suspects: tuple[Callable[[], Sequence[Case]], ...] = (
         lambda: _as_told(property, runner, told.shown, found.case),

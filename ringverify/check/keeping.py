@@ -170,8 +170,11 @@ class TwoCalls:
         return found
 
     def relation(self) -> CallRelation | None:
-        """Return how the two have to differ, if not in any way: the other order passes."""
-        if len(self.fields) != 1 or not self.in_time() or not self.passes(self.case, self.earlier):
+        """Return how the two have to differ, if not in any way: the other order passes, whatever the values."""
+        if len(self.fields) != 1 or not self.in_time():
+            return None
+        both = ((self.earlier, self.case), *self._ordinary(self.earlier, self.case))
+        if not all(self.passes(later, earlier) for earlier, later in both):
             return None
         (field,) = self.fields
         sign = _compared(field, self.earlier, self.case)

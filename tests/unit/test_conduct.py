@@ -828,7 +828,10 @@ def test_an_earlier_call_that_has_to_be_as_large_is_told_so(monkeypatch):
 def test_a_mask_that_the_earlier_call_alone_has_is_told(monkeypatch):
     """Not a mask that both have, nor one that the later one alone has."""
     late = Case(problem=Problem(query_length=4), world_size=2)
-    spoils = lambda was, now, *_: was.causal > now.causal and was.nq == now.nq  # noqa: E731
+
+    def spoils(was, now, *_):
+        return was.causal > now.causal and was.nq == now.nq
+
     requires, cause = spoilt(monkeypatch, spoils, late.replace(causal=True), late)
     same = "with the same length"
     assert requires == (f"an earlier call in the same process with a causal mask, before one without, {same}",)
@@ -839,7 +842,10 @@ def test_what_both_calls_need_is_told(monkeypatch):
     """A causal mask, fewer key heads, three ranks; not a window, though both have one."""
     problem = Problem(query_length=6, heads=2, key_heads=1, causal=True, window=(3, 0))
     late = Case(problem=problem, world_size=3)
-    spoils = lambda was, now, *ranks: now.causal and was.causal and now.group_size > 1 and min(ranks) > 2  # noqa: E731
+
+    def spoils(was, now, *ranks):
+        return now.causal and was.causal and now.group_size > 1 and min(ranks) > 2
+
     requires, _ = spoilt(monkeypatch, spoils, late, late)
     assert requires[1:] == ("causal", "fewer key heads than heads (GQA)", "at least 3 ranks")
 
