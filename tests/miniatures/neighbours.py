@@ -1,6 +1,7 @@
 """Right numbers, and what is not the implementation's is changed; and those that only seem to change it."""
 
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -152,6 +153,27 @@ def makes_a_group_a_call(q, k, v, call: AttentionCall):
     return attention(q, k, v, call)
 
 
+STARTED, POOLS = [], []
+"""Threads with what wakes each, and a pool of threads, if any."""
+
+
+def start(target, wake):
+    """Start a thread, which may live on."""
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    STARTED.append((thread, wake))
+
+
+def end_threads():
+    """End those of the calling process, which a test that comes after would find."""
+    while STARTED:
+        thread, wake = STARTED.pop()
+        wake()
+        thread.join()
+    while POOLS:
+        POOLS.pop().shutdown()
+
+
 @named
 def sends_afterwards(q, k, v, call: AttentionCall):
     """A thread goes on when the call has returned: what it sends meets the next layer's messages."""
@@ -164,7 +186,7 @@ def sends_afterwards(q, k, v, call: AttentionCall):
             dist.isend(torch.ones(1), neighbour, group=call.group)
 
     if call.world_size > 1:
-        threading.Thread(target=later, daemon=True).start()
+        start(later, returned.set)
     out = attention(q, k, v, call)
     returned.set()
     return out
@@ -209,20 +231,20 @@ def destroys_its_groups(q, k, v, call: AttentionCall):
     return out
 
 
-POOL = ThreadPoolExecutor(max_workers=2)
-
-
 @named
 def keeps_a_thread_pool(q, k, v, call: AttentionCall):
     """Its threads compute, and wait for more."""
-    scaled = POOL.submit(torch.mul, q.detach(), 1.0).result()
+    if not POOLS:
+        POOLS.append(ThreadPoolExecutor(max_workers=2))
+    scaled = POOLS[0].submit(torch.mul, q.detach(), 1.0).result()
     return attention(q + (scaled - q.detach()), k, v, call)
 
 
 @named
 def leaves_an_idle_thread(q, k, v, call: AttentionCall):
     """A new one each time, that waits for what does not come."""
-    threading.Thread(target=queue.SimpleQueue().get, daemon=True).start()
+    anything = queue.SimpleQueue()
+    start(anything.get, functools.partial(anything.put, "the end"))
     return attention(q, k, v, call)
 
 
