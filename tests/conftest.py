@@ -1,12 +1,17 @@
 """What every test runs under: shapes checked at run time, examples that repeat, one thread."""
 
 import signal
+import threading
+import time
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 from jaxtyping import install_import_hook
+from torch.distributed import distributed_c10d as c10d
+
+from ringverify.worlds.simulated import SimulatedWorld
 
 # Only the modules whose signatures carry shapes: those that validate at the door must reach their own messages.
 install_import_hook(
@@ -29,6 +34,20 @@ collect_ignore = ["somebody_elses_project"]
 """Its tests are its owners'; `tests/pytest_plugin/test_somebody_else.py` runs them as they would."""
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _every_thread_of_a_rank_has_ended():
+    """The simulated world gives `torch.distributed` back after the first run that no thread of its ranks outlives.
+
+    It has to before the next test begins, for which pytest starts a thread that may, for all it knows, be theirs.
+    """
+    before, until = c10d._world, time.monotonic() + 10
+    yield
+    while c10d._world is not before and time.monotonic() < until:
+        time.sleep(0.01)
+        SimulatedWorld().run(lambda _: None, None, world_size=1, seed=0, deadline=20)
+    assert c10d._world is before, f"one of these lives on: {threading.enumerate()}"
 
 
 @pytest.hookimpl(tryfirst=True)

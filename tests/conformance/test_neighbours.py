@@ -8,7 +8,6 @@ from pathlib import Path
 import neighbours
 import pytest
 import torch
-from torch.distributed import distributed_c10d as c10d
 
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
@@ -22,7 +21,6 @@ from ringverify.worlds.simulated import SimulatedWorld
 pytestmark = pytest.mark.timeout(90)
 
 NEIGHBOURS = Path(neighbours.__file__)
-BEFORE = c10d._world
 
 
 @pytest.fixture(scope="module", params=["simulated", "gloo"])
@@ -34,15 +32,10 @@ def world(request):
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_lives_on():
-    """The simulated world gives `torch.distributed` back after the first run that no thread of its ranks outlives.
-
-    Before the next test begins, for which pytest starts a thread that may, for all it knows, be theirs.
-    """
+def _threads_end():
+    """So that tests that come after find none of them."""
     yield
     neighbours.end_threads()
-    SimulatedWorld().run(lambda _: None, None, world_size=1, seed=0, deadline=20)
-    assert c10d._world is BEFORE
 
 
 def hunted(attend: Implementation, property: str, world, *, examples: int = 4) -> Hunt:

@@ -4,7 +4,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import warnings
 import weakref
 from pathlib import Path
@@ -16,8 +15,6 @@ from simulated_runs import WORLD, failure, results
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
-
-from ringverify.worlds.simulated.torch_private import _BookkeepingByThread
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -162,13 +159,7 @@ def test_a_thread_that_a_rank_starts_is_no_rank():
 
 @pytest.fixture
 def outer():
-    """A real gloo world of this one process, once no thread lives on that an earlier test's ranks have started."""
-    until = time.monotonic() + 15
-    while isinstance(c10d._world, _BookkeepingByThread) and time.monotonic() < until:
-        time.sleep(0.1)
-        results(dist.get_rank, 1)
-    left = [thread.name for thread in threading.enumerate()]
-    assert not isinstance(c10d._world, _BookkeepingByThread), f"an earlier test has left one of these threads: {left}"
+    """A real gloo world of this one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()

@@ -25,6 +25,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -240,7 +241,7 @@ class RankThreads:
                 bookkeeping.close()
             _interface("_set_thread_isolation_mode")(False)
         outer = c10d._world.outer if isinstance(c10d._world, _BookkeepingByThread) else c10d._world
-        alone = self._outer_threads.issuperset(threading.enumerate())
+        alone = not any(map(_lives, set(threading.enumerate()) - self._outer_threads))
         if self._outer_helper is not None and alone:
             c10d._world = outer
             c10d._new_process_group_helper = self._outer_helper
@@ -291,6 +292,19 @@ class RankThreads:
         bookkeeping.register(group, name, members, str(backend), c10d.PrefixStore(f"{name}/", store))
         bookkeeping.tag(group, tag)
         return group, bookkeeping.pg_map[group][1]
+
+
+_TASKS = Path("/proc/self/task")
+"""A folder for each thread of this process, where the system has it."""
+
+
+def _lives(thread: threading.Thread) -> bool:
+    """Return whether a thread lives that `threading` counts as alive.
+
+    One that it did not start is counted from when it first asked who it is, before Python 3.13 for ever.
+    """
+    foreign = isinstance(thread, threading._DummyThread)
+    return not foreign or not _TASKS.exists() or (_TASKS / str(thread.native_id)).exists()
 
 
 _MODES = (
