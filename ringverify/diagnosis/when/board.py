@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
@@ -31,6 +33,25 @@ LARGEST = 4
 """Most conditions in one explanation."""
 
 
+@dataclasses.dataclass
+class _Held:
+    """A condition, held against the first cases of a board.
+
+    Attributes:
+        condition: the condition.
+        met: bits of those that meet it.
+        cases: number of cases that it was held against.
+        failing: number of cases that failed, the first of a board, that are known to meet it.
+        refuted: whether one of these does not.
+    """
+
+    condition: Condition
+    met: int = 0
+    cases: int = 0
+    failing: int = 0
+    refuted: bool = False
+
+
 class Board:
     """Conditions held against cases; sets of cases are bits of an integer.
 
@@ -45,45 +66,35 @@ class Board:
     def __init__(self, capabilities: Capabilities, *, scored: bool = False) -> None:
         self.cases: list[Case] = []
         self._capabilities, self._scored = capabilities, scored
-        self._known: set[Case] = set()
+        self._places: dict[Case, int] = {}
         self._seen: list[Features] = []
-        self._met: dict[tuple[str, tuple[str, ...]], tuple[Condition, int]] = {}
+        self._failing: dict[int, Features] = {}
+        self._held: dict[tuple[str, tuple[str, ...]], _Held] = {}
 
-    def add(self, cases: Iterable[Case]) -> None:
-        """Hold the conditions against further cases; those that are known already are left out."""
-        new = [case for case in dict.fromkeys(cases) if case not in self._known]
-        if not new:
+    def add(self, cases: Iterable[Case], runs: Mapping[Case, bool]) -> None:
+        """Make conditions of further cases; those that are known already are left out.
+
+        Args:
+            cases: the cases.
+            runs: whether each case that was run failed.
+        """
+        before = len(self.cases)
+        for case in cases:
+            if case not in self._places:
+                self._places[case] = len(self.cases)
+                self.cases.append(case)
+                seen = features(case, self._capabilities)
+                self._seen.append(ChainMap(of_scores(case, self._capabilities), seen) if self._scored else seen)  # type: ignore[arg-type]  # only read
+        if len(self.cases) == before:
             return
-        first = len(self.cases)
-        self.cases += new
-        self._known.update(new)
-        for case in new:
-            of_scores_too = of_scores(case, self._capabilities) if self._scored else {}
-            self._seen.append(features(case, self._capabilities) | of_scores_too)
+        failing = self._failed(runs)
         of_both = [
-            *conditions(self._seen, self._capabilities),
+            *conditions(self._seen, self._capabilities, failing=failing),
             *(conditions_on_scores(self._seen) if self._scored else ()),
         ]
-        alike: dict[tuple[tuple[str, ...], int], list[tuple[Features, int]]] = {}
-        before = self._met
-        self._met = {}
-        for condition in of_both:  # their numbers are those of all cases: some are new
-            key = (condition.text, condition.about)
-            met, since = (before[key][1], first) if key in before else (0, 0)
-            if (groups := alike.get((condition.about, since))) is None:
-                groups = alike[condition.about, since] = self._groups(condition.about, since)
-            for one, bits in groups:
-                if condition.meets(one):
-                    met |= bits
-            self._met[key] = (condition, met)
-
-    def _groups(self, about: tuple[str, ...], since: int) -> list[tuple[Features, int]]:
-        """Return cases that are alike in some features, one of each kind, and the bits of all of its kind."""
-        found: dict[tuple[object, ...], tuple[Features, int]] = {}
-        for place, one in enumerate(self._seen[since:], since):
-            values = tuple(map(one.get, about))
-            found[values] = (one, found[values][1] | 1 << place if values in found else 1 << place)
-        return list(found.values())
+        # Their numbers are those of all cases: some are new.
+        held = (self._held.get((one.text, one.about)) or _Held(one) for one in of_both)
+        self._held = {(one.condition.text, one.condition.about): one for one in held}
 
     def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
         """Return the cheapest conditions that all runs that failed meet, and runs that passed do not."""
@@ -117,9 +128,47 @@ class Board:
 
     def _sides(self, runs: Mapping[Case, bool]) -> tuple[list[tuple[Condition, int]], int]:
         """Return the conditions that all runs that failed meet, and the runs that passed."""
-        failed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is True)
-        passed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is False)
-        return [(condition, met) for condition, met in self._met.values() if met & failed == failed], passed
+        failing = self._failed(runs)
+        alike: dict[tuple[tuple[str, ...], int], list[tuple[Features, int]]] = {}
+        for one in self._held.values():
+            self._hold(one, failing, alike)
+        passed = sum(1 << self._places[case] for case, failed in runs.items() if not failed and case in self._places)
+        return [(one.condition, one.met) for one in self._held.values() if not one.refuted], passed
+
+    def _failed(self, runs: Mapping[Case, bool]) -> list[Features]:
+        """Return the features of cases that failed, in the order in which they became known: none passes later."""
+        places = (self._places[case] for case, failed in runs.items() if failed and case in self._places)
+        self._failing |= {place: self._seen[place] for place in places if place not in self._failing}
+        return list(self._failing.values())
+
+    def _hold(
+        self,
+        held: _Held,
+        failing: Sequence[Features],
+        alike: dict[tuple[tuple[str, ...], int], list[tuple[Features, int]]],
+    ) -> None:
+        """Hold a condition against cases that failed, and against all others unless it is refuted."""
+        condition = held.condition
+        held.refuted = held.refuted or not all(map(condition.meets, failing[held.failing :]))
+        if held.refuted:
+            return
+        held.failing = len(failing)
+        if held.cases == len(self.cases):
+            return
+        if (groups := alike.get((condition.about, held.cases))) is None:
+            groups = alike[condition.about, held.cases] = self._groups(condition.about, held.cases)
+        for one, bits in groups:
+            if condition.meets(one):
+                held.met |= bits
+        held.cases = len(self.cases)
+
+    def _groups(self, about: tuple[str, ...], since: int) -> list[tuple[Features, int]]:
+        """Return cases that are alike in some features, one of each kind, and the bits of all of its kind."""
+        found: dict[tuple[object, ...], tuple[Features, int]] = {}
+        for place, one in enumerate(self._seen[since:], since):
+            values = tuple(map(one.get, about))
+            found[values] = (one, found[values][1] | 1 << place if values in found else 1 << place)
+        return list(found.values())
 
     @staticmethod
     def _cheapest(

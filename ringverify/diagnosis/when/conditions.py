@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ from ringverify.cases.case import Case, even_multiple
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
 
-Features = dict[str, int | float | bool | str]
+Feature = int | float | bool | str
+
+Features = Mapping[str, Feature]
 """What conditions look at in a case, by name."""
 
 LARGE = ("dominating_key", "large_scores", "rising_blocks", "falling_blocks", "float16_limits")
@@ -622,6 +624,9 @@ REACHED: dict[str, tuple[str, float]] = {
 }
 """How far the attended keys of some query lie apart: the words, with the number in them, and the cost."""
 
+LEAST = 2
+"""Smallest number of ranks, or distance of ranks, that is news."""
+
 DIVIDED = ("keys_here", "keys", "queries_here", "queries", "head_dim", "value_dim")
 """Numbers of which it may matter whether 4, 8 or 16 divides them."""
 
@@ -654,12 +659,37 @@ RELATED = (
 """Sizes of neighbouring axes, of which one may be taken for another, each with its words; the factor of the second."""
 
 
-@functools.lru_cache(maxsize=4096)
+class _Looked(Features):
+    """Features of a case; those of which few are ever asked are found out when they are."""
+
+    def __init__(self, seen: Placed, known: dict[str, Feature]) -> None:
+        self._seen, self._known = seen, known
+
+    def __getitem__(self, name: str) -> Feature:
+        if name not in self._known:
+            self._known[name] = (LATER[name] if name in LATER else FLAGS[name][3])(self._seen)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._known, **LATER, **FLAGS})
+
+    def __len__(self) -> int:
+        return len(list(self))
+
+
+LATER: dict[str, Callable[[Placed], Feature]] = {
+    "blocks": lambda one: int(one.owners.sum(axis=-1).max(initial=0)),
+    "distance": lambda one: max((abs(rank - owner) for rank, owner in one.links), default=0),
+}
+"""How far the attended keys of some query lie apart."""
+
+
+@functools.lru_cache(maxsize=2048)
 def features(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in a case."""
     p = case.problem
     seen = Placed.of(case, capabilities)
-    found: Features = {
+    found: dict[str, Feature] = {
         "ranks": case.world_size,
         "keys": p.nk,
         "queries": p.nq,
@@ -678,8 +708,6 @@ def features(case: Case, capabilities: Capabilities) -> Features:
         "cotangent": case.cotangent,
         "group": case.group,
         "schedule": case.schedule,
-        "blocks": int(seen.owners.sum(axis=-1).max(initial=0)),
-        "distance": max((abs(rank - owner) for rank, owner in seen.links), default=0),
     }
     found |= {"sharding": case.sharding} if case.apart is None else dict(zip(APART, case.apart, strict=True))
     # A side that is not bounded, or a dilation that is not there, has no number: no condition on it holds.
@@ -691,18 +719,21 @@ def features(case: Case, capabilities: Capabilities) -> Features:
     if seen.branches:
         found |= {"rate": max(r for _, r in seen.branches), "segment": max(w for w, _ in seen.branches)}
         found["branches"] = len(seen.branches)
-    return found | {name: holds(seen) for name, (_, _, _, holds) in FLAGS.items()}
+    return _Looked(seen, found)
 
 
 # -- the vocabulary ----------------------------------------------------------------------------------------------------
 
 
-def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
+def conditions(
+    seen: Iterable[Features], c: Capabilities, *, failing: Collection[Features] | None = None
+) -> list[Condition]:
     """Return the statements that the cases at hand can tell apart, those about numbers with every limit that they span.
 
     Args:
         seen: features of the cases, run or not.
         c: what the implementation declares; where it has no cross lengths, a key is called a token.
+        failing: the features that a statement has to hold of; others may be left out. By default there are none.
     """
     cases = list(seen)
     masks = sum((c.causal != "never", c.window, c.documents, c.key_lengths, bool(c.dilation)))
@@ -712,7 +743,9 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
         for value in sorted({str(one[name]) for one in cases if name in one}):
             found += _choices(name, value)
     for name, (text, cost) in REACHED.items():
-        for n in sorted({int(one[name]) for one in cases} - {0, 1}):
+        if failing and min(int(one[name]) for one in failing) < LEAST:
+            continue
+        for n in sorted({int(one[name]) for one in cases if int(one[name]) >= LEAST}):
             meets = functools.partial(_at_least, name, n)
             found.append(Condition(text.format(n), frozenset({"ranks", *MASKS}), cost + n / 1e4, (name,), meets))
     for name in (*COUNTS, *SIZES):

@@ -283,7 +283,7 @@ class Exploration:
     def _scored(self) -> list[Condition]:
         """Return the conditions that explain the runs, each with its own values, if they may be about scores."""
         board = Board(self.varying.c, scored=True)
-        board.add(self.seen)
+        board.add(self.seen, self.seen)
         return board.explanation(self.seen)
 
     def _limit(self, name: str, sign: int) -> None:
@@ -318,7 +318,7 @@ class Exploration:
 
     def explanation(self) -> list[Condition]:
         """Return the conditions that explain the runs."""
-        self._board.add(self.runs)
+        self._board.add(self.runs, self.runs)
         return self._board.explanation(self.runs)
 
     def extended(self, runs: int, left: Callable[[], float]) -> None:
@@ -368,7 +368,7 @@ class Exploration:
     def _told_apart(self, generous: Case, pool: Sequence[Case]) -> list[Condition]:
         """Run what tells explanations apart, and return the one that is left and that no other case refutes."""
         while True:
-            self._board.add([*self.runs, *pool])
+            self._board.add([*self.runs, *pool], self.runs)
             while (case := self._board.telling(self.runs, self._unknown)) is not None:
                 self.failed(case)
             explanation = self._board.explanation(self.runs)

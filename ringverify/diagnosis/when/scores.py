@@ -11,7 +11,7 @@ import numpy as np
 from ringref.attention import per_query_head
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
-from ringverify.diagnosis.when.conditions import Condition, Features, Placed, features
+from ringverify.diagnosis.when.conditions import Condition, Feature, Features, Placed, features
 from ringverify.implementation import Capabilities
 
 SCORED = ("lowest", "highest", "growth", "rising", "unlike", "capped")
@@ -39,7 +39,7 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     p, x, placed = case.problem, make_inputs(case), Placed.of(case, capabilities)
     products = x.q.swapaxes(1, 2) @ per_query_head(x.k, p.group_size).swapaxes(2, 3)
     scores = np.nan_to_num(products) * p.scale_value
-    found: Features = {"growth": 0.0, "unlike": False}
+    found: dict[str, Feature] = {"growth": 0.0, "unlike": False}
     if p.softcap is not None:
         found["capped"] = float(np.abs(scores / p.softcap).max(initial=0.0, where=placed.pairs))
         scores = p.softcap * np.tanh(scores / p.softcap)
