@@ -187,7 +187,7 @@ class Case:
 
         Calls and pages follow: what goes beyond them is cut off, what is new is one call, and pages dealt in turn.
         """
-        own = {field.name for field in dataclasses.fields(self)}
+        own = self.__dataclass_fields__
         inner = {name: value for name, value in changes.items() if name not in own}
         outer = {name: value for name, value in changes.items() if name in own}
         if inner:

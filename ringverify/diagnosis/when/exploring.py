@@ -109,7 +109,7 @@ class Exploration:
         tried: number of runs.
         all_hold: whether a shorter sequence was seen to pass in which a rank holds nothing.
         otherwise: variants that fail for another reason.
-        open: factors of which a variant passes, whatever its values, with an error that may hide one.
+        undecided: factors of which a variant passes, whatever its values, with an error that may hide one.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Exploration:
         self.turning: dict[Case, str] = {}
         self.tried = 0
         self.all_hold = False
-        self.open: set[str] = set()
+        self.undecided: set[str] = set()
         self._board = Board(varying.c)
         self._unknown: set[Case] = set()
         self.hiding = 0
@@ -168,7 +168,7 @@ class Exploration:
         """Return whether a variant fails in the same way, alone in a list; an empty one where nothing is learned."""
         found = self.failed(variant)
         if found is None and variant in self._doubtful:
-            self.open.add(factor)
+            self.undecided.add(factor)
         return [found] if found is not None else [False] if variant in self.otherwise else []
 
     def _run(self, case: Case, seeds: int) -> bool | None:

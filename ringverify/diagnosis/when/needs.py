@@ -201,7 +201,7 @@ def said(
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     else:
         requires.append(beyond)
-    about = {*turning, *exploration.open}.union(
+    about = {*turning, *exploration.undecided}.union(
         *(one.factors for one in explanation), ("scale",) if "values" in certain else ()
     )
     failing = [one for one, failed in exploration.runs.items() if failed]
@@ -217,7 +217,7 @@ def said(
         about |= GEOMETRY if beyond is None else GEOMETRY | {"ranks"}
     outcomes = exploration.outcomes
     known = {name: outcomes[name] for name in exploration.varying.factors if name in outcomes}
-    irrelevant = _irrelevant(known, about, exploration.open)
+    irrelevant = _irrelevant(known, about, exploration.undecided)
     if exploration.all_hold:
         irrelevant = tuple(ALL_HOLD if name == "length" else name for name in irrelevant)
     masks = [name for name in MASKS if getattr(case.problem, name)]
@@ -228,19 +228,19 @@ def said(
     return Needs(told, irrelevant, complete, exploration.tried, tuple(failing), tuple(passing), exploration)
 
 
-def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str], open: Collection[str]) -> tuple[str, ...]:
+def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str], undecided: Collection[str]) -> tuple[str, ...]:
     """Return the factors whose variants all failed, as few names as possible.
 
     Args:
         outcomes: by factor, whether its variants failed; nothing is known of factors that it lacks.
         about: factors of which it is not to be said.
-        open: those of them that may or may not matter: the rest is not "other" ones.
+        undecided: those of them that may or may not matter: the rest is not "other" ones.
     """
     found = {factor: factor for factor, seen in outcomes.items() if seen and all(seen) and factor not in about}
     for name, members in TOGETHER.items():
         free = [factor for factor in members if factor in found]
         tried = [factor for factor in members if outcomes.get(factor)]
-        if len(free) > 1 and outcomes.keys() >= set(members) and set(members).isdisjoint(open):
+        if len(free) > 1 and outcomes.keys() >= set(members) and set(members).isdisjoint(undecided):
             found |= dict.fromkeys(free, name if free == tried else f"other {name}")
     return tuple(dict.fromkeys(found.values()))
 

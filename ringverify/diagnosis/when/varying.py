@@ -450,11 +450,9 @@ class Varying:
 def _in_short(case: Case) -> Case:
     """Return a case without what follows from the rest of it: as many keys as queries, and key heads as heads."""
     p = case.problem
-    return case.replace(
-        key_length=None if p.nk == p.nq else p.nk,
-        key_heads=None if p.hk == p.heads else p.hk,
-        value_dim=None if p.dv == p.head_dim else p.dv,
-    )
+    pairs = (("key_length", p.nq), ("key_heads", p.heads), ("value_dim", p.head_dim))
+    follow = {name: None for name, other in pairs if getattr(p, name) == other}
+    return case.replace(**follow) if follow else case
 
 
 def _full(case: Case) -> bool:
