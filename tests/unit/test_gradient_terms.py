@@ -89,6 +89,9 @@ SINKS = {
     "is multiplied by the number of ranks": lambda steps, here, *given: (
         here.size * sinks_backward(steps, here, *given)
     ),
+    "lies in the order (head of the rank, rank)": lambda steps, here, *given: (
+        sinks_backward(steps, here, *given).reshape(here.size, -1).T.ravel()
+    ),
     "has the other sign, and is that of the head before": lambda *given: -sinks_backward(*given).roll(1),
 }  # fmt: skip
 
@@ -96,7 +99,7 @@ SINKS = {
 @pytest.mark.parametrize("words", SINKS)
 def test_a_gradient_of_sinks_that_alone_is_wrong_is_told(words):
     """Terms, queries, batch elements and heads may be others, two of them at once."""
-    steps, case = replace(STEPS, sinks_backward=SINKS[words]), case_of(sinks=True, heads=3).replace(cotangent="both")
+    steps, case = replace(STEPS, sinks_backward=SINKS[words]), case_of(sinks=True, heads=6).replace(cotangent="both")
     assert named(steps, case, gradients=True, capabilities=WITH_SINKS) == f"the gradient of sinks {words}"
 
 

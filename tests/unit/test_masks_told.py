@@ -41,6 +41,28 @@ def slice_ends_early(here, owner, i, j):
     return j < last[:, None]
 
 
+def early_piece_lost(here, owner, i, j):
+    """Of the rank's own keys, where its piece of queries looks at the late piece too."""
+    cut = sum(map(len, pieces(here.problem.nk, 2 * here.size)[: here.size]))
+    looks = (i >= cut) if here.problem.causal else torch.tensor(True)
+    return ~(looks & (j < cut)) if owner == here.rank else torch.tensor(True)
+
+
+def alone_ignored(here, owner, i, j):
+    """A document that is alone, in blocks that a causal mask lets through whole."""
+    begin, *_, end = here.problem.documents
+    inside = (i >= begin) & (i < end) & (j >= begin) & (j < end)
+    let_through = j <= i if here.problem.causal else torch.ones(len(i), j.size(1), dtype=torch.bool)
+    return let_through if let_through.all() else let_through & inside
+
+
+def lengths_in_documents(here, owner, i, j):
+    """Key lengths are compared with the place of a key in its document."""
+    cuts = torch.tensor(here.problem.documents)
+    of_i, of_j = (torch.searchsorted(cuts, x.contiguous(), right=True) - 1 for x in (i, j))
+    return (of_i == of_j) & (j - cuts[of_j] < torch.tensor(here.problem.key_lengths)[:, None, None, None])
+
+
 def by_pattern(counts):
     """Steps with these counts of a rank and an owner, `(S, T)` or more."""
 
@@ -438,6 +460,24 @@ TOLD = {
         by_pattern(by_kept_rows),
         [case_of(dilation=Dilation(((6, 2),), heads="split"), heads=1, causal=True, query_length=n, sharding=sharding)
          for n, sharding in ((12, "contiguous"), (18, "striped"))],
+    ),
+    "what the late piece of a rank's own zigzag shard of keys gives takes the place of what the early one gives": (
+        where(early_piece_lost),
+        [case_of(sharding="zigzag", causal=causal, size=size, query_length=8 * size)
+         for causal, size in ((False, 1), (True, 3))],
+    ),
+    "a document that is alone is ignored, in blocks of which no causal mask, window or key_lengths hide anything": (
+        by_pattern(alone_ignored),
+        [case_of(documents=(2, 15), **TWO), case_of(documents=(2, 25), causal=True, **THREE)],
+    ),
+    "key_lengths are compared with queries and keys at positions counted from the beginning of their document": (
+        by_pattern(lengths_in_documents),
+        [case_of(documents=(0, 5, 27), batch=2, key_lengths=(9, 20), **THREE),
+         case_of(documents=(0, 3, 9, 27), batch=2, key_lengths=(5, 11), **THREE)],
+    ),
+    "blocks of later ranks are skipped under a causal mask, whatever the lengths": (
+        where(lambda here, owner, i, j: torch.tensor(owner <= here.rank)),
+        [case_of(causal=True, size=size, query_length=2 * size, key_length=5 * size) for size in (2, 3)],
     ),
     "a block is left out from the first branch of a dilation on in which its segments are none of those of the rank's "
     "queries: the loop over branches ends": (by_pattern(until_no_segment(spans=False)), OF_TWO_BRANCHES),

@@ -79,12 +79,21 @@ BATCH: dict[str, Callable[[Array], Array]] = {
     "is that of the first batch element": lambda x: x[0],
     "is the mean over the batch": lambda x: x.mean(axis=0),
 }
+
+
+def _in_turn(scene: Scene, x: Array, shape: tuple[int, int]) -> Array:
+    """Return what heads have in the order of the other axis, where the ranks divide them."""
+    return x if len(x) % scene.size else x.reshape(shape).T.ravel()
+
+
 HEADS: dict[str, Callable[[Scene, Array], Array]] = {
     "": lambda scene, x: x,
     "is that of the next head": lambda scene, x: np.roll(x, -1),
     "is that of the head before": lambda scene, x: np.roll(x, 1),
     "lies in the order (head of the group, key head)": lambda scene, x: x.reshape(scene.problem.hk, -1).T.ravel(),
     "lies in the order (key head, head of the group)": lambda scene, x: x.reshape(-1, scene.problem.hk).T.ravel(),
+    "lies in the order (head of the rank, rank)": lambda scene, x: _in_turn(scene, x, (scene.size, -1)),
+    "lies in the order (rank, head of the rank)": lambda scene, x: _in_turn(scene, x, (-1, scene.size)),
     "is the mean over the heads": lambda scene, x: np.full_like(x, x.mean()),
     "is multiplied by the number of ranks": lambda scene, x: scene.size * x,
     "is divided by the number of ranks": lambda scene, x: x / scene.size,

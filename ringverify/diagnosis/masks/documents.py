@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import Ints, OneSide, Otherwise, Pairs
+from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 
@@ -160,9 +161,59 @@ def _until_one_is_absent(pairs: Pairs) -> Counts | None:
     return np.where((lost(pairs.queries) > 0) | (lost(pairs.keys) > 0), 0, pairs.true)
 
 
+def _within_bounds(pairs: Pairs) -> Mask:
+    """Return the pairs of blocks of which a causal mask and a window let every pair through, without key_lengths."""
+    plain = pairs.queries.p, pairs.keys.p
+    let_through: Mask = pairs.counts(lambda name: plain if name in ("causal", "window") else None)[0, 0] > 0
+    found: Mask = np.zeros_like(let_through)
+    for queries in pairs.queries.shards if pairs.problem.key_lengths is None else ():
+        for keys in pairs.keys.shards:
+            found[np.ix_(queries, keys)] = let_through[np.ix_(queries, keys)].all()
+    return found
+
+
+WHERE_IGNORED: dict[str, Callable[[Pairs], Mask]] = {
+    "": lambda pairs: np.ones((1, 1), dtype=bool),
+    ", in blocks of which no causal mask, window or key_lengths hide anything": _within_bounds,
+    ", in blocks of pieces of zigzag shards of which no causal mask, window or key_lengths hide anything": (
+        lambda pairs: _within_bounds(pairs.of_pieces())
+    ),
+}
+"""In which blocks documents are ignored."""
+
+
+def _ignored(alone: bool, where: Callable[[Pairs], Mask], pairs: Pairs) -> Counts | None:
+    """Return counts without documents, or without one that is alone, in some blocks."""
+    documents = pairs.problem.documents
+    if documents is None or (alone and len(documents) > 2):
+        return None
+    bare = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
+    return np.where(where(pairs), bare, pairs.true)
+
+
+def _cleared(counts: Callable[[Pairs], Counts | None], pairs: Pairs) -> Counts | None:
+    """Return counts of keys that are no padding."""
+    return None if (found := counts(pairs)) is None else np.where(pairs.padding, 0, found)
+
+
+def _of_cleared(counts: Callable[[Pairs], Counts | None], pairs: Pairs) -> Counts:
+    """Return how often padding is attended."""
+    found = counts(pairs)
+    zeros: Counts = np.where(pairs.padding, pairs.true if found is None else found, 0).sum(axis=-1)
+    return zeros
+
+
 def ways_to_tell_documents() -> Iterator[Otherwise]:
     """Yield masks whose documents begin or end elsewhere, or that take what lies outside of all for a document."""
     yield Otherwise("the first position of each document is taken for one of the document before", document_before, 0.5)
+    for alone, (where, blocks) in itertools.product((False, True), WHERE_IGNORED.items()):
+        if not (alone or where):
+            continue  # that is told of every mask
+        says = f"{'a document that is alone is' if alone else 'documents are'} ignored{where}"
+        way = functools.partial(_ignored, alone, blocks)
+        yield Otherwise(says, way, 0.75)
+        says += ", and keys and values of padding are 0"
+        yield Otherwise(says, functools.partial(_cleared, way), 1, functools.partial(_of_cleared, way))
     for says, numbers in (
         (
             "the first position of each document is taken for one of the document before, of the first for one of none",

@@ -73,8 +73,35 @@ def _partners(pairs: Pairs) -> Counts:
     return np.where((pairs.rank ^ pairs.owner) < pairs.size, pairs.true, 0)
 
 
+def _last_piece(own: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if, of the pieces of a zigzag shard of keys, the last counts that a piece of queries attends.
+
+    A causal mask and a window alone decide which pieces these are.
+
+    Args:
+        own: whether that is so of a rank's own keys only.
+        pairs: the pairs.
+    """
+    if (by_piece := pairs.of_pieces()) is pairs:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    looked_at = pairs.counts(lambda name: plain if name in ("causal", "window") else None)[0, 0] > 0
+    found, shards = pairs.true.copy(), by_piece.keys.shards
+    last = len(shards) - 1
+    for rows in by_piece.queries.shards:
+        for number in range(pairs.size):
+            early, late = shards[number], shards[last - number]
+            there = len(rows) > 0 and (not own or int(pairs.queries.rank[rows[0], 0]) == number)
+            if there and looked_at[np.ix_(rows, late)].any():
+                found[:, :, rows[:, None], early] = 0
+    return found
+
+
 def ways_to_merge() -> Iterator[Otherwise]:
     """Yield ways to lose partial results, or to add them twice, where they are merged."""
+    for whose, own in {"of a rank's own zigzag shard": True, "of a zigzag shard": False}.items():
+        says = f"what the late piece {whose} of keys gives takes the place of what the early one gives"
+        yield Otherwise(says, functools.partial(_last_piece, own), 0.5)
     yield Otherwise(
         "ranks meet two by two, rank with rank XOR step for steps below the number of ranks: right only of 2, 4, 8, …, "
         "others miss those for which that is no step",

@@ -144,6 +144,13 @@ def of_world(pairs: Pairs, x: OneSide, *, first: bool = False) -> Ints:
     return x.p if pairs.case.group == "world" else found.get(pairs.case.sharding, x.at(g, x.place))
 
 
+def _begin_of_document(pairs: Pairs, x: OneSide) -> Ints:
+    """Return where the document of each position begins; 0 where it lies in none, or there are none."""
+    offsets = np.array(pairs.problem.documents or (0,))
+    number = np.searchsorted(offsets, x.p, side="right") - 1
+    return np.where((number >= 0) & (number < len(offsets) - 1), offsets[number], 0)
+
+
 POSITIONS: dict[str, At] = {
     "of the rank in the world instead of the rank in the group": of_world,
     "of the rank in the world less the first one of the group": functools.partial(of_world, first=True),
@@ -157,6 +164,7 @@ POSITIONS: dict[str, At] = {
         f"counted from the beginning of what a team holds, teams being {grid.text}": functools.partial(_of_team, grid)
         for grid in (*BY_HEADS, IN_PAIRS)
     },
+    "counted from the beginning of their document": lambda pairs, x: x.p - _begin_of_document(pairs, x),
     "counted on from the shard's first one": lambda pairs, x: x.at(x.rank, 0 * x.place) + x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,

@@ -133,6 +133,10 @@ def _after_unaligned(pairs: Pairs, at: Ends) -> Mask | None:
     return found
 
 
+def _of_a_later_rank(pairs: Pairs, at: Ends) -> Mask | None:
+    return pairs.owner > pairs.rank if pairs.problem.causal and pairs.problem.diagonal else None
+
+
 def _empty_for_one(axis: int, pairs: Pairs, at: Ends) -> Mask | None:
     """Whether a block holds no key to attend for some batch entry (axis 0) or head (axis 1)."""
     if pairs.true.shape[axis] < 2 or pairs.case.replicated:
@@ -348,6 +352,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
     yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
+    yield "blocks of later ranks are skipped under a causal mask, whatever the lengths", _of_a_later_rank
     yield (
         "a block is skipped in all batch entries if in the first no query of the rank attends it",
         functools.partial(_hidden_in_first, WHOLE),
