@@ -81,6 +81,11 @@ def test_a_workspace_that_is_not_cleared_is_told(what):
     )
 
 
+def in_turn(found, size):
+    """Heads of ranks one after the other, as if they were dealt in turn."""
+    return found if len(found) % size else found.reshape(size, -1).T.ravel()
+
+
 SINKS = {
     "lacks the cotangent of lse": lambda steps, here, saved, dout, dlse: sinks_backward(
         steps, here, saved, dout, 0 * dlse
@@ -89,8 +94,8 @@ SINKS = {
     "is multiplied by the number of ranks": lambda steps, here, *given: (
         here.size * sinks_backward(steps, here, *given)
     ),
-    "lies in the order (head of the rank, rank)": lambda steps, here, *given: (
-        sinks_backward(steps, here, *given).reshape(here.size, -1).T.ravel()
+    "lies in the order (head of the rank, rank)": lambda steps, here, *given: in_turn(
+        sinks_backward(steps, here, *given), here.size
     ),
     "has the other sign, and is that of the head before": lambda *given: -sinks_backward(*given).roll(1),
 }  # fmt: skip
