@@ -128,10 +128,15 @@ class Account:
     def _when_it_fails(self, larger: Sequence[Case]) -> Needs | None:
         if self._late is None or (self._hangs and self._runner.world.name != "simulated"):
             return None
-        wrong = () if self._violation.finding is None else self._violation.finding.tensors
-        if self._violation.needs is not None and {"out", "lse"} & set(wrong):
-            return None  # a call that is wrong after another one: both would have to be varied
+        if self._after_another_call:
+            return None  # both would have to be varied
         return self._varied(self._property, lambda: self._place, self._violation, larger)
+
+    @property
+    def _after_another_call(self) -> bool:
+        """Whether a call is wrong after another one, by its judge."""
+        wrong = () if self._violation.finding is None else self._violation.finding.tensors
+        return self._violation.needs is not None and bool({"out", "lse"} & set(wrong))
 
     def _when_it_is_read(self, unwritten: Violation) -> Needed | None:
         """Return when memory is read that was not written."""
@@ -162,7 +167,7 @@ class Account:
 
     def _cause(self, needs: Needs | None) -> tuple[Diagnosis, Needs | None]:
         """Return the cause that values tell, and when it fails, held against that."""
-        if not self._steady or self._late is None:
+        if not self._steady or self._late is None or self._after_another_call:
             return Diagnosis(), needs
         case, first, violation = self._case, self._shown.first, self._violation
         explain = functools.partial(explained, self._runner, self._property, violation, case, first, needs, self._known)
@@ -334,13 +339,18 @@ def _without_an_empty_rank(needs: Needs, there: Runner) -> bool:
     return any(all(len(rows) for held in shards(case, there.capabilities) for rows in held) for case in failing)
 
 
+def depends_on_messages(case: Case, there: Runner) -> bool:
+    """Return whether it is chance when a case fails, since its messages are read, or written to, at the wrong time."""
+    seen = judged_if_possible(HAZARDS, case, there)
+    return seen is not None and seen.violation is not None
+
+
 def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:
     """Return what is wrong of a case that fails at times only whenever new memory holds NaN; `None` if nothing is."""
     if there is None or not UNINITIALISED.applies(case, there.capabilities):
         return None
     there.world.close()  # nothing that an earlier case left
-    hazard = judged_if_possible(HAZARDS, case, there)
-    if hazard is not None and hazard.violation is not None:
+    if depends_on_messages(case, there):
         return None  # what arrives too late was not written either
     seen = judged_if_possible(UNINITIALISED, case, there)
     violation = None if seen is None else seen.violation

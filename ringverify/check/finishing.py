@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk, shrink
-from ringverify.check.accounting import Account
+from ringverify.check.accounting import Account, depends_on_messages
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.explaining import afresh, judged
 from ringverify.check.following import STATE_SEARCH, follows_again, what_it_follows
@@ -142,6 +142,9 @@ def _smallest(
             return (), case, seen
         if not own:
             raise _Unrepeated
+        there = runner if runner.world.name == "simulated" else watched()
+        if there is not None and depends_on_messages(case, there):
+            return (), case, Judgement(0.0, None)
         # What it was shrunk to may need a call that was made on the way to it.
         until = time.monotonic() + STATE_SEARCH
         for one in dict.fromkeys((case, found.case)):

@@ -412,6 +412,7 @@ def online(
     factor: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     top: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
     of_first: bool = False,
+    of_block: bool = False,
 ) -> Steps:
     """Merge sums that are not normalised, kept with the running maximum; normalise after the last hop.
 
@@ -426,6 +427,7 @@ def online(
         factor: what the factor is taken for.
         top: what is kept of the maximum after every hop.
         of_first: whether the maximum remains that of the first block.
+        of_block: whether sums over a block are added as they are, relative to its own maximum.
     """
 
     def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Online:
@@ -447,6 +449,7 @@ def online(
         most = torch.maximum(running[2], new[2])
         shift = torch.where(most == -math.inf, 0.0, most)
         before, of_new = factor(here, torch.exp(way(running[2] - shift))), torch.exp(new[2] - shift)
+        of_new = torch.ones_like(of_new) if of_block else of_new
         # What no key has been added to is 0, rescaled or not.
         of_sums, of_totals = (before if scaled else torch.ones_like(before) for scaled in (sums, totals))
         return (
@@ -531,6 +534,27 @@ def _of_latest_block(*, skipping: bool) -> Steps:
     return replace(online(), accumulate=accumulate)
 
 
+def _of_own_maximum() -> Steps:
+    """Add sums over blocks as they are, on a ring or, of replicated queries, over ranks; lse has the largest maximum.
+
+    Sums are those of `online`: Σ w v, Σ w, and the maximum of which both are taken less.
+    """
+    steps = online(sums=False, totals=False, of_block=True)
+
+    def accumulate(steps_: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
+        found: Online = steps.accumulate(steps_, here, hop, running, new)
+        here.notes["sums"] = found
+        return found
+
+    def added(steps_: Steps, here: Here, partial: Partial) -> Partial:
+        if not here.replicated or here.size == 1:
+            return together(steps_, here, partial)
+        sums, totals, tops = (torch.stack([*steps_.gather(here, x.contiguous())]) for x in here.notes["sums"])
+        return steps.normalise((sums.sum(dim=0), totals.sum(dim=0), tops.amax(dim=0)))
+
+    return replace(steps, accumulate=accumulate, together=added)
+
+
 for skipping, where in {False: "", True: ", where a rank attends some of it"}.items():
     FAULTS.cause(
         f"the running maximum is that of the latest block alone{where}: rows without a key in it lose what came before",
@@ -539,6 +563,10 @@ for skipping, where in {False: "", True: ", where a rank attends some of it"}.it
 FAULTS.cause("the running sum of exponentials is not rescaled where the maximum grows", online(totals=False))
 FAULTS.cause("the running sum of weighted values is not rescaled where the maximum grows", online(sums=False))
 FAULTS.cause("running sums are not rescaled where the maximum grows", online(sums=False, totals=False))
+FAULTS.cause(
+    "sums over blocks are added as they are, each relative to the largest score of its own block",
+    _of_own_maximum(),
+)
 FAULTS.cause(
     "running sums are rescaled by the inverse of the factor, exp(new - old)", online(way=lambda difference: -difference)
 )

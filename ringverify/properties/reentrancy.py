@@ -102,7 +102,7 @@ def _told(case: Case, of: Case, step: Step, violation: Violation, runner: Runner
 
     Plans and masks are kept by shapes and group; batches differ in their documents, and layers in their window.
     """
-    if violation.finding is None or judge_everything(of, runner).violation is not None:
+    if violation.finding is None or not _right_alone(of, runner):
         return violation
     if not {"out", "lse"} & set(violation.finding.tensors):
         cause, needs = _TOLD[step]
@@ -115,6 +115,14 @@ def _told(case: Case, of: Case, step: Step, violation: Violation, runner: Runner
         cause=f"what an earlier call keeps is used again by one with other {other}",
         needs=f"an earlier call on the same group with other {other}",
     )
+
+
+def _right_alone(case: Case, runner: Runner) -> bool:
+    """Return whether a call is right in this process, or else in a fresh one, without what earlier ones have left."""
+    if judge_everything(case, runner).violation is None:
+        return True
+    runner.world.close()
+    return judge_everything(case, runner).violation is None
 
 
 def _goes_on(seen: Sequence[Reentered]) -> Violation | None:

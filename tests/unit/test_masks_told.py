@@ -63,6 +63,20 @@ def lengths_in_documents(here, owner, i, j):
     return (of_i == of_j) & (j - cuts[of_j] < torch.tensor(here.problem.key_lengths)[:, None, None, None])
 
 
+def without_short_segment(here, owner, i, j):
+    """The last segment is left out if it is shorter than the rate."""
+    ((w, r),), n = here.problem.dilation.branches, here.problem.nk
+    offset = (torch.arange(here.problem.heads) % r)[:, None, None]
+    covered = (i // w == j // w) & (i % w % r == offset) & (j % w % r == offset)
+    return covered & ~((n % w < r) & (i >= n - n % w))
+
+
+def own_where_segments_divide(here, owner, i, j):
+    """Segments whose length divides the longest shard are taken to lie on one rank each."""
+    longest = -(-here.problem.nk // here.size)
+    return sum((i // w == j // w) & (longest % w != 0 or owner == here.rank) for w, _ in here.problem.dilation.branches)
+
+
 def by_pattern(counts):
     """Steps with these counts of a rank and an owner, `(S, T)` or more."""
 
@@ -319,7 +333,7 @@ TOLD = {
         by_pattern(exchanged),
         [case_of(batch=2, key_lengths=lengths, **shape) for shape in (TWO, THREE) for lengths in ((4, 13), (11, 7))],
     ),
-    "key_lengths are compared with queries and keys at positions that count rows where the shards of all ranks are "
+    "key_lengths are compared with keys at positions that count rows where the shards of all ranks are "
     "joined, rank by rank": (
         by_pattern(in_joined_order),
         [case_of(batch=2, sharding="zigzag", size=size, query_length=8 * size, key_lengths=(5, 11)) for size in (2, 3)],
@@ -422,7 +436,7 @@ TOLD = {
         where(after_an_absent_document),
         [case_of(documents=cuts, **THREE) for cuts in ((0, 5, 27), (0, 3, 27))],
     ),
-    "key_lengths are compared with queries and keys at positions counted from the beginning of what a team holds, "
+    "key_lengths are compared with keys at positions counted from the beginning of what a team holds, "
     "teams being of two neighbours, of which the last may be alone": (
         by_pattern(lengths_in_pairs),
         [case_of(batch=2, key_lengths=(7, 20), size=size, query_length=9 * size) for size in (3, 4)],
@@ -470,7 +484,7 @@ TOLD = {
         by_pattern(alone_ignored),
         [case_of(documents=(2, 15), **TWO), case_of(documents=(2, 25), causal=True, **THREE)],
     ),
-    "key_lengths are compared with queries and keys at positions counted from the beginning of their document": (
+    "key_lengths are compared with keys at positions counted from the beginning of their document": (
         by_pattern(lengths_in_documents),
         [case_of(documents=(0, 5, 27), batch=2, key_lengths=(9, 20), **THREE),
          case_of(documents=(0, 3, 9, 27), batch=2, key_lengths=(5, 11), **THREE)],
@@ -478,6 +492,17 @@ TOLD = {
     "blocks of later ranks are skipped under a causal mask, whatever the lengths": (
         where(lambda here, owner, i, j: torch.tensor(owner <= here.rank)),
         [case_of(causal=True, size=size, query_length=2 * size, key_length=5 * size) for size in (2, 3)],
+    ),
+    "a last segment of a dilation that is shorter than the rate is left out": (
+        by_pattern(without_short_segment),
+        [case_of(dilation=Dilation(((4, 3),), heads="shared"), query_length=n, size=size, heads=3)
+         for n, size in ((10, 1), (14, 2))],
+    ),
+    "a branch of a dilation whose segments divide the longest shard attends the rank's own keys alone: a segment that "
+    "reaches over the end of a shard loses the others": (
+        by_pattern(own_where_segments_divide),
+        [case_of(dilation=Dilation(((w, 1),), heads="shared"), query_length=n, size=4) for w, n in ((2, 13), (3, 9))]
+        + [case_of(dilation=Dilation(((2, 1), (3, 1)), heads="shared"), query_length=13, size=4)],
     ),
     "a block is left out from the first branch of a dilation on in which its segments are none of those of the rank's "
     "queries: the loop over branches ends": (by_pattern(until_no_segment(spans=False)), OF_TWO_BRANCHES),

@@ -1169,7 +1169,7 @@ def test_padding_that_counts_as_zeros_is_read_of_the_log_sum_exp():
     scenes, probe = seen(Implementation(attend, "padded", declared), cases, gradients=False)
     found = reading.hypotheses(scenes, probe, lambda: 1)
     assert explaining(found, scenes)[0] == (
-        "key_lengths are compared with queries and keys at positions counted from the beginning of the shard"
+        "key_lengths are compared with keys at positions counted from the beginning of the shard"
     )
 
 

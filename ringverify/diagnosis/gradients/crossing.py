@@ -76,6 +76,14 @@ def _dout(terms: Terms, other: Other, here: Mask) -> Gradients:
     return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=more)
 
 
+def _dout_and_delta(terms: Terms, other: Other, here: Mask) -> Gradients:
+    """That of out, of which delta is computed with the right out."""
+    more = other(terms.dout) - terms.dout
+    dp = more @ terms.v.swapaxes(2, 3)
+    found = terms.sums(("dq", "dk"), terms.factor * (dp - (terms.p * dp).sum(axis=-1, keepdims=True)) * here, terms.p)
+    return found | terms.sums(("dv",), terms.ds, terms.p * here, dout=more)
+
+
 def _dlse(terms: Terms, other: Other, here: Mask) -> Gradients:
     return terms.sums(("dq", "dk"), terms.factor * (_other_dlse(terms, other) - terms.dlse) * here, terms.p)
 
@@ -100,6 +108,7 @@ TAKEN: dict[str, Taken] = {
     "lse": _lse,
     "lse, and delta less its cotangent,": _lse_and_delta,
     "the cotangent of out": _dout,
+    "the cotangent of out, for delta too,": _dout_and_delta,
     "the cotangent of lse": _dlse,
     "the cotangents of out and lse": _cotangents,
 }

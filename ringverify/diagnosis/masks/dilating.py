@@ -53,11 +53,17 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _last_joined,
         0.75,
     )
-    for text, longest in LOCAL.items():
+    for text, dropped in DROPPED.items():
         yield Otherwise(
-            f"a branch of a dilation whose segments are no longer than {text} attends the rank's own keys alone: a "
-            "segment that reaches over the end of a shard loses the others",
-            functools.partial(_local, longest),
+            f"a last segment of a dilation that is shorter than {text} is left out",
+            functools.partial(_without_last, dropped),
+            0.5,
+        )
+    for text, local in LOCAL.items():
+        yield Otherwise(
+            f"a branch of a dilation whose segments {text} attends the rank's own keys alone: a segment that reaches "
+            "over the end of a shard loses the others",
+            functools.partial(_local, local),
             0.5,
         )
     for up in (False, True):
@@ -149,23 +155,51 @@ def _window_in_steps(pairs: Pairs) -> Counts | None:
     return total * pairs.counts(lambda name: None if name in ("dilation", "window") else (i, j))
 
 
-LOCAL: dict[str, Callable[[Pairs], Ints]] = {
+Length = Callable[[Pairs], Ints]
+
+LENGTHS: dict[str, Length] = {
     "the shortest shard": lambda pairs: np.array(min(map(len, pairs.keys.shards))),
     "the longest shard": lambda pairs: np.array(max(map(len, pairs.keys.shards))),
     "the rank's shard": own_keys,
 }
-"""Up to which length a segment may be taken to lie within a shard, in words."""
+"""With what the length of a segment may be compared, in words."""
+
+LOCAL: dict[str, Callable[[int, Pairs], Mask]] = {
+    **{f"are no longer than {text}": lambda w, pairs, of=of: w <= of(pairs) for text, of in LENGTHS.items()},  # type: ignore[misc]
+    **{f"divide {text}": lambda w, pairs, of=of: of(pairs) % w == 0 for text, of in LENGTHS.items()},  # type: ignore[misc]
+}
+"""Which segments may be taken to lie within a shard each, by their length, in words."""
 
 
-def _local(longest: Callable[[Pairs], Ints], pairs: Pairs) -> Counts | None:
-    """Return counts without other ranks' keys in branches whose segments are no longer than that."""
+def _local(local: Callable[[int, Pairs], Mask], pairs: Pairs) -> Counts | None:
+    """Return counts without other ranks' keys in branches whose segments are such."""
     p = pairs.problem
     if p.dilation is None or pairs.case.replicated:
         return None
     plain = pairs.queries.p, pairs.keys.p
     rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
     for number, (w, _) in enumerate(p.dilation.branches):
-        total += branch(pairs, number, *plain) * ((w > longest(pairs)) | (pairs.rank == pairs.owner))
+        total += branch(pairs, number, *plain) * (~local(w, pairs) | (pairs.rank == pairs.owner))
+    return rest * total
+
+
+DROPPED: dict[str, Callable[[int, int], int]] = {
+    "the rate": lambda w, rate: rate,
+    "the others": lambda w, rate: w,
+}
+"""Up to which length a last segment may be left out, by the length of the others and the rate, in words."""
+
+
+def _without_last(least: Callable[[int, int], int], pairs: Pairs) -> Counts | None:
+    """Return counts without the last segment of each branch, if it is that short."""
+    p = pairs.problem
+    if p.dilation is None:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else plain), np.zeros_like(pairs.true)
+    for number, (w, r) in enumerate(p.dilation.branches):
+        short = p.nk % w < least(w, r)
+        total += branch(pairs, number, *plain) * ~(short & (plain[0] >= p.nk - p.nk % w))
     return rest * total
 
 

@@ -183,9 +183,11 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_in_a_ring, functools.partial(_exchanged, scope)), cost)
         for text, at in POSITIONS.items():
             queries, keys = functools.partial(queries_at, at), functools.partial(keys_at, at)
-            yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
-            yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
+            # Of queries nothing is said where that is the same: key_lengths are no matter of them.
             yield Otherwise(f"{what} with keys at positions {text}", _at(None, keys, scope), cost)
+            if scope != "key_lengths":
+                yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
+                yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
         says = f"{what} with keys at positions counted from the owner times the number of keys of the rank in hand"
         yield Otherwise(says, functools.partial(_in_a_ring, _at(None, by_own_length, scope)), cost)
         says = f"{what} with keys at positions of a rank's pages as if all of them were full"

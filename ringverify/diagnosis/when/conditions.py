@@ -167,13 +167,12 @@ class Placed:
         sides = itertools.product(self.queries, self.keys)
         return [self.pairs[:, :, rows][..., keys] for rows, keys in sides if len(rows) and len(keys)]
 
-    def window_hides(self) -> bool:
-        """Whether a window excludes a pair that nothing else does."""
-        p = self.p
-        if p.window is None:
+    def hides(self, mask: str) -> bool:
+        """Whether a mask excludes a pair that nothing else does."""
+        if getattr(self.p, mask) is None:
             return False
-        unbounded = Placed(self.case.replace(window=None), self.queries, self.keys)
-        return bool((unbounded.pairs != self.pairs).any())
+        without = Placed(self.case.replace(**{mask: None}), self.queries, self.keys)
+        return bool((without.pairs != self.pairs).any())
 
     def through(self) -> bool:
         """Whether a document, or the sequence where there are none, begins before a rank's keys and ends after them."""
@@ -336,7 +335,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.sides[0] is not None and one.sides[0] % (one.here or 1) != 0),
     "cut_right": ("a window whose right side is no multiple of a rank's shard", "window+length", 1.4,
         lambda one: one.sides[1] is not None and one.sides[1] % (one.here or 1) != 0),
-    "hiding_window": ("a window that hides something", "window+length+causal", 1.3, Placed.window_hides),
+    "hiding_window": ("a window that hides something", "window+length+causal", 1.3, lambda one: one.hides("window")),
     "unlike_hops_left": ("a window that ends fewer shards to the left by the longest shard than by the shortest",
         "window+length+ranks+even shards", 1.44, lambda one: one.unlike_hops(one.sides[0])),
     "unlike_hops_right": ("a window that ends fewer shards to the right by the longest shard than by the shortest",
@@ -346,6 +345,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
     "no_documents": ("no documents", "documents", 1.2, lambda one: one.p.documents is None),
     "several_documents": ("several documents", "documents", 1.2, lambda one: len(one.documents) > 2),
+    "hiding_documents": ("documents that hide something", "documents+length+window+causal", 1.25,
+        lambda one: one.hides("documents")),
     "crossing": ("a document on several ranks", "documents+length", 1.3, Placed.crossing),
     "inner_boundary": ("a document that begins or ends inside a rank's shard", "documents+length", 1.3,
         lambda one: one.inside(one.documents)),
@@ -576,6 +577,9 @@ HIDING = (
 )  # fmt: skip
 """Statements about what masks hide, whichever these are."""
 
+NUMERIC = ("odd_shard",)
+"""Statements in which a number may stand for a relation of several ones."""
+
 ELSEWISE = {"choice": ("window", "key_lengths")}
 """Factors that make a statement false, beside those that it is about, by what it looks at."""
 
@@ -747,7 +751,8 @@ def conditions(
             continue
         for n in sorted({int(one[name]) for one in cases if int(one[name]) >= LEAST}):
             meets = functools.partial(_at_least, name, n)
-            found.append(Condition(text.format(n), frozenset({"ranks", *MASKS}), cost + n / 1e4, (name,), meets))
+            factors = frozenset({"ranks", *MASKS})
+            found.append(Condition(text.format(n), factors, cost + n / 1e4, (name,), meets, limit=1))
     for name in (*COUNTS, *SIZES):
         replicated = any(str(one.get("sharding", "replicated")).startswith("replicated") for one in cases)
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
@@ -761,7 +766,8 @@ def conditions(
 
 def _flags() -> Iterator[Condition]:
     for name, (text, of, cost, _) in FLAGS.items():
-        yield Condition(text, frozenset(of.split("+")), cost, (name,), functools.partial(_flag, (name,)))
+        factors, meets = frozenset(of.split("+")), functools.partial(_flag, (name,))
+        yield Condition(text, factors, cost, (name,), meets, limit=int(name in NUMERIC))
     for count, names in ((2, ALTERNATIVES), (3, MASKS)):
         for several in itertools.combinations(names, count):
             text = " or ".join(FLAGS[name][0] for name in several)

@@ -107,7 +107,7 @@ class Exploration:
         turning: by a case that passed, the factor in which it differs from one that failed.
         hiding: number of cases that were seen to fail with some of their seeds only.
         tried: number of runs.
-        all_hold: whether a shorter sequence was seen to pass in which a rank holds nothing.
+        all_hold: whether a shorter sequence may pass in which a rank holds nothing.
         otherwise: variants that fail for another reason.
         undecided: factors of which a variant passes, whatever its values, with an error that may hide one.
     """
@@ -213,6 +213,8 @@ class Exploration:
         self.seen |= self.runs
         try:
             generous, has = self._generous(), self._has()
+            short = [*self.varying.too_short(self.case), *self.varying.too_short(generous)]
+            self.all_hold = bool(short)  # unless all of them are seen to fail
             # First what the case is likely to need, so that it is known when the time ends.
             factors = sorted(self.varying.factors, key=lambda factor: factor not in has)
             self._one_at_a_time(self.case, SIMPLER)
@@ -228,7 +230,6 @@ class Exploration:
             self._told_apart(generous, pool)
             if self._acquitted_alone():
                 self._told_apart(generous, pool)
-            short = [*self.varying.too_short(self.case), *self.varying.too_short(generous)]
             self.all_hold = any(self.passes(one) for one in short)
             explanation = self.explanation()
             if self.all_hold and any("length" in changing(condition) for condition in explanation):

@@ -42,6 +42,9 @@ TOGETHER = {
 GEOMETRY = frozenset({"length", "cross lengths", "sharding", *MASKS})
 """Factors that decide together which keys a query attends, and on which ranks these are."""
 
+OF_RANKS = frozenset({"ranks"})
+"""Factors of a number of ranks, which seldom stands for anything else."""
+
 STANDING_IN = frozenset({"length", "dims"})
 """Factors of which "at most" has always stood for something else, such as a window, or a remainder."""
 
@@ -165,7 +168,7 @@ def said(
     turning = exploration.unexplained(explanation)
     if exploration.chancy:
         certain = {}
-        explanation = [one for one in explanation if not one.limit or "ranks" in one.factors]
+        explanation = [one for one in explanation if not one.limit or one.factors == OF_RANKS]
     elif exploration.hiding:  # by chance they would be many, and none of them the reason
         chance = exploration.hiding >= CHANCE and not any(map(scored, explanation))
         certain = {"values": None} if chance else {}
@@ -192,7 +195,7 @@ def said(
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     beyond = beyond if certain or more else None
     if beyond is not None:  # it says more than a number does
-        tested = [one for one in tested if not one.limit or "ranks" in one.factors]
+        tested = [one for one in tested if not one.limit or one.factors == OF_RANKS]
     words = functools.partial(exploration.in_words, roughly=beyond is not None)
     requires = [Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said]
     if beyond is None:
@@ -263,8 +266,11 @@ def _holding(condition: Condition, capabilities: Capabilities) -> Callable[[Case
 
 # -- which ranks -------------------------------------------------------------------------------------------------------
 
-SOME = 3
+SOME = 5
 """Runs on three ranks or more that have to agree on which ranks are wrong."""
+
+WORLDS = 3
+"""In so many worlds at least."""
 
 
 def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]], *, most: bool) -> Iterator[Requirement]:
@@ -279,7 +285,7 @@ def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]], *, most: bool
         wrong: dict[int, frozenset[int]] = {}
         for case, ranks in runs:
             wrong[case.world_size] = wrong.get(case.world_size, frozenset()) | ranks
-        if len(runs) < SOME or len(wrong) < 2:
+        if len(runs) < SOME or len(wrong) < WORLDS:
             continue
         one = min(min(ranks) for ranks in wrong.values())
         patterns: list[tuple[str, Callable[[int], Collection[int]], int]] = [
