@@ -15,9 +15,14 @@ import right
 import torch
 import torch.distributed as dist
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
 from ringverify.cases.unwritten import Unwritten
 from ringverify.faults.ring import STEPS, ring_of
 from ringverify.implementation import Implementation, implementation
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -129,6 +134,22 @@ def test_what_is_kept_for_one_mask_is_not_right_for_the_next(kept):
     assert shown is not None
     assert shown.diagnosis.text == f"what an earlier call keeps is used again by one with other {kept}"
     assert shown.needs.requires == (f"an earlier call on the same group with other {kept}",)
+
+
+def test_what_a_process_keeps_is_told_though_there_the_next_call_alone_is_wrong_too(monkeypatch):
+    """In a fresh process it is right."""
+    memory = {}
+    monkeypatch.setattr(SimulatedWorld, "close", lambda world: memory.clear())
+
+    @implementation(causal="never", lse=True, key_lengths=True, gradients=False)
+    def attend(q, k, v, call):
+        p = call.problem
+        there = memory.setdefault((call.rank, call.world_size, p.nk, p.batch), p.key_lengths)
+        return ring_of(STEPS)(q, k, v, dataclasses.replace(call, problem=p.replace(key_lengths=there)))
+
+    case = Case(problem=Problem(query_length=1, key_lengths=(0,)), world_size=1, seed=1)
+    violation = PROPERTIES["reentrancy"].judge(case, Runner(attend, SimulatedWorld())).violation
+    assert violation.cause == "what an earlier call keeps is used again by one with other key_lengths"
 
 
 def test_what_is_added_to_new_memory_is_found():

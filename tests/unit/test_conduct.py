@@ -33,7 +33,7 @@ from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.incremental import INCREMENTAL
-from ringverify.properties.property import Violation
+from ringverify.properties.property import Judgement, Violation
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.uninitialised import UNINITIALISED
 from ringverify.properties.values import FORWARD, GRADIENTS_OF_OUT, LSE
@@ -870,6 +870,21 @@ def test_what_arrives_too_late_is_not_called_unwritten():
     case = Case(problem=Problem(query_length=4), world_size=2)
     assert judged(UNINITIALISED, case, runner).violation is not None
     assert accounting._of_unwritten(case, runner) is None
+
+
+def test_what_arrives_too_late_is_not_sought_in_earlier_calls(monkeypatch):
+    """Whether it passes is chance, after any call and after none."""
+    runner = Runner(Implementation(careless.forgotten, "subject", PLAIN), SimulatedWorld())
+    case = Case(problem=Problem(query_length=4), world_size=2)
+    failing = judged(UNINITIALISED, case, runner)
+    monkeypatch.setattr(finishing, "afresh", lambda *_: Judgement(0.0, None))
+    monkeypatch.setattr(finishing, "what_it_follows", lambda *_, **__: pytest.fail("an earlier call is sought"))
+    found = Found(case, failing, (), ())
+    mishaps = []
+    shown, _ = finishing._smallest(UNINITIALISED, runner, found, [], ENDLESS, lambda: None, [], mishaps, own=True)
+    assert not mishaps
+    assert (shown.repeats, shown.after) == (False, ())
+    assert "receive" in shown.diagnosis.text
 
 
 def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):

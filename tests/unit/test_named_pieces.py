@@ -339,6 +339,31 @@ def test_a_sum_over_tiles_that_is_not_rescaled_is_told(sums, of):
     assert explaining(library(words), scenes) == [words]
 
 
+def test_sums_that_are_added_each_relative_to_its_own_maximum_are_told():
+    """The maximum is reduced in place, so that nothing is left to rescale by; or each hop adds what it has."""
+
+    def attend(q, k, v, call):
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        top = s.amax(-1)
+        w = (s - top[..., None]).exp()
+        out, total = torch.einsum("bhqk,bkhd->bhqd", w, v), w.sum(-1)
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=call.group)
+        for x in (out, total):
+            dist.all_reduce(x, group=call.group)
+        return (out / total[..., None]).transpose(1, 2), top + total.log()
+
+    words = "sums over blocks are added as they are, each relative to the largest score of its own block"
+    declared = Capabilities(sharding="replicated_query", causal="never", lse=True, gradients=False)
+    cases = [case_of(sharding="replicated_query", size=size) for size in (2, 3)]
+    scenes, _ = seen(Implementation(attend, "reduced", declared), cases, gradients=False)
+    assert explaining(library(words), scenes) == [words]
+    (cause,) = library(words)
+    scenes, _ = seen(
+        Implementation(ring_of(cause.steps), "ring", EVERYTHING), [case_of(), case_of(size=2)], gradients=False
+    )
+    assert explaining(library(words), scenes) == [words]
+
+
 def test_an_lse_of_the_maximum_before_the_sink_is_told():
     """Where the sink is the larger one; a row without keys has none."""
 

@@ -516,7 +516,17 @@ def in_another_order(call, dout, dlse):
     )
 
 
+def in_turn(x, axis, problem):
+    """Heads `(group, key head)` instead of `(key head, group)`."""
+    return x.unflatten(axis, (problem.group_size, problem.hk)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+
+
 CHANGED = {
+    "the backward takes the cotangent of out, for delta too, of other heads: heads lie in turn, one of each group, "
+    "where they should lie group by group": (
+        lambda call, dout, dlse: (in_turn(dout, 2, call.problem), dlse),
+        [case_of(size=1, heads=heads, key_heads=2, cotangent="both") for heads in (4, 6)],
+    ),
     "the backward takes the cotangent of lse of other heads: heads lie in turn, one of each group, where they should "
     "lie group by group": (
         lambda call, dout, dlse: (
