@@ -104,7 +104,7 @@ SINKS = {
 @pytest.mark.parametrize("words", SINKS)
 def test_a_gradient_of_sinks_that_alone_is_wrong_is_told(words):
     """Terms, queries, batch elements and heads may be others, two of them at once."""
-    steps, case = replace(STEPS, sinks_backward=SINKS[words]), case_of(sinks=True, heads=6).replace(cotangent="both")
+    steps, case = replace(STEPS, sinks_backward=SINKS[words]), case_of(sinks=True, heads=8).replace(cotangent="both")
     assert named(steps, case, gradients=True, capabilities=WITH_SINKS) == f"the gradient of sinks {words}"
 
 

@@ -34,7 +34,7 @@ LARGEST = 4
 
 
 @dataclasses.dataclass
-class _Held:
+class _HeldCondition:
     """A condition, held against the first cases of a board.
 
     Attributes:
@@ -69,7 +69,7 @@ class Board:
         self._places: dict[Case, int] = {}
         self._seen: list[Features] = []
         self._failing: dict[int, Features] = {}
-        self._held: dict[tuple[str, tuple[str, ...]], _Held] = {}
+        self._held: dict[tuple[str, tuple[str, ...]], _HeldCondition] = {}
 
     def add(self, cases: Iterable[Case], runs: Mapping[Case, bool]) -> None:
         """Make conditions of further cases; those that are known already are left out.
@@ -93,7 +93,7 @@ class Board:
             *(conditions_on_scores(self._seen) if self._scored else ()),
         ]
         # Their numbers are those of all cases: some are new.
-        held = (self._held.get((one.text, one.about)) or _Held(one) for one in of_both)
+        held = (self._held.get((one.text, one.about)) or _HeldCondition(one) for one in of_both)
         self._held = {(one.condition.text, one.condition.about): one for one in held}
 
     def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
@@ -143,7 +143,7 @@ class Board:
 
     def _hold(
         self,
-        held: _Held,
+        held: _HeldCondition,
         failing: Sequence[Features],
         alike: dict[tuple[tuple[str, ...], int], list[tuple[Features, int]]],
     ) -> None:
