@@ -228,6 +228,17 @@ def test_documents_border_on_shards_or_begin_on_later_ones(documents, bordering,
     assert (seen["bordering"], seen["crossing_later"]) == (bordering, later)
 
 
+@pytest.mark.parametrize(
+    ("documents", "window", "causal", "hides"),
+    [((0, 2, 4), None, False, True), ((0, 4), None, False, False), ((1, 4), None, True, True),
+     (None, None, True, False), ((0, 1, 2, 3, 4), (0, 0), False, False), ((0, 2, 4), (1, 0), False, True), ((0, 2, 4), (0, 3), True, False)],
+)  # fmt: skip
+def test_documents_hide_what_nothing_else_does_or_not(documents, window, causal, hides):
+    """Where each position attends itself alone, they hide nothing if all of them lie in one."""
+    case = Case(problem=Problem(query_length=4, documents=documents, window=window, causal=causal), world_size=2)
+    assert features(case, dataclasses.replace(TOKENS, documents=True))["hiding_documents"] == hides
+
+
 @pytest.mark.parametrize("memory", ["contiguous", "transposed", "strided", "offset", "packed"])
 def test_inputs_that_are_not_contiguous_are_those_that_torch_calls_so(memory):
     """Axes of one element do not count, nor do inputs without any."""
