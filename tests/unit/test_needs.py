@@ -231,7 +231,8 @@ def test_documents_border_on_shards_or_begin_on_later_ones(documents, bordering,
 @pytest.mark.parametrize(
     ("documents", "window", "causal", "hides"),
     [((0, 2, 4), None, False, True), ((0, 4), None, False, False), ((1, 4), None, True, True),
-     (None, None, True, False), ((0, 1, 2, 3, 4), (0, 0), False, False), ((0, 2, 4), (1, 0), False, True), ((0, 2, 4), (0, 3), True, False)],
+     (None, None, True, False), ((0, 1, 2, 3, 4), (0, 0), False, False),
+     ((0, 2, 4), (1, 0), False, True), ((0, 2, 4), (0, 3), True, False)],
 )  # fmt: skip
 def test_documents_hide_what_nothing_else_does_or_not(documents, window, causal, hides):
     """Where each position attends itself alone, they hide nothing if all of them lie in one."""
