@@ -90,6 +90,27 @@ def _empty_in_first_tile(tile: int, of_all: bool, blocks: Blocks) -> Mask:
     return found
 
 
+def _empty_in_first_piece(blocks: Blocks) -> Mask:
+    """Rows that attend nothing in the first piece of keys, hop by hop, the early one of a zigzag shard first.
+
+    Pieces that a causal mask and a window hide whole from the row's own piece do not count.
+    """
+    pairs = blocks.pairs
+    plain, attends = (pairs.queries.p, pairs.keys.p), pairs.true > 0
+    looked_at = pairs.counts(lambda name: plain if name in ("causal", "window") else None)[0, 0] > 0
+    by_piece, found = pairs.of_pieces(), np.zeros(attends.shape[:3], dtype=bool)
+    last = len(by_piece.keys.shards) - 1
+    held = [[rank] if by_piece is pairs else [rank, last - rank] for rank in range(pairs.size)]
+    for rank, own in enumerate(held):
+        order = [piece for hop in range(pairs.size) for piece in held[(rank - hop) % pairs.size]]
+        for rows in (by_piece.queries.shards[piece] for piece in own):
+            every = (by_piece.keys.shards[piece] for piece in order)
+            first = next((keys for keys in every if looked_at[np.ix_(rows, keys)].any()), None)
+            if first is not None:
+                found[:, :, rows] = ~attends[:, :, rows][..., first].any(axis=-1)
+    return found
+
+
 ROWS: dict[str, Rows] = {
     "no key at all, on a rank that attends any,": lambda blocks: (
         (blocks.of_row == 0).all(axis=-1) & (blocks.visited > 0).any(axis=-1)
@@ -113,6 +134,9 @@ ROWS: dict[str, Rows] = {
     ),
     "no key of the first block that holds keys and is not hidden whole by causality": lambda blocks: (
         blocks.empty_at_first(np.arange(blocks.size), computed=True)
+    ),
+    "no key of the first piece of a shard, hop by hop, that causality and windows do not hide whole from theirs": (
+        _empty_in_first_piece
     ),
     **{
         f"no key of the first tile of {tile} keys{of_all} of which their tile of {tile} queries attends any": (
@@ -148,11 +172,12 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         ("out", "rows that attend {} are NaN: -inf - (-inf) is not guarded"),
         ("dq", "gradients of rows that attend {} are NaN, and out is not: 0 · NaN in the backward"),
     )
-    first = scenes[0]
+    first, zigzag = scenes[0], any(scene.case.sharding == "zigzag" for scene in scenes)
     for name, says in found:
         if name in first.tensors and any(np.isnan(first.seen(name, rank)).any() for rank in range(first.size)):
             for text, rows in ROWS.items():
-                if not first.replicated or text in OF_ALL:  # replicated queries have no rank of their own
+                no_pieces = rows is _empty_in_first_piece and not zigzag
+                if not no_pieces and (not first.replicated or text in OF_ALL):  # replicated queries have no own rank
                     yield Hypothesis(says.format(text), STEPS, judge=functools.partial(_judged, name, rows))
             return
 

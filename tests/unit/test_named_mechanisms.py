@@ -2057,6 +2057,32 @@ def test_rows_without_keys_in_the_first_block_that_only_causality_may_skip_are_t
     ]
 
 
+def test_rows_without_keys_in_the_first_zigzag_piece_are_told():
+    """A rank visits the early piece of each shard first, and skips those that a causal mask hides whole."""
+
+    def attend(q, k, v, call):
+        out, size, n = ring_of(STEPS)(q, k, v, call)[0].clone(), call.world_size, call.problem.nk
+        cuts = [len(one) for one in torch.arange(n).tensor_split(2 * size)]
+        every = torch.arange(n).split(cuts)
+        order = [piece for hop in range(size) for piece in ((call.rank - hop) % size, -1 - (call.rank - hop) % size)]
+        begin, end = call.documents[0], call.documents[-1]
+        for rows in (every[call.rank], every[-1 - call.rank]):
+            keys = next(every[piece] for piece in order if every[piece][0] <= rows[-1])
+            inside = (
+                (keys >= begin) & (keys < end) & (keys <= rows[:, None]) & ((rows >= begin) & (rows < end))[:, None]
+            )
+            out[:, torch.isin(call.positions, rows[~inside.any(1)])] = math.nan
+        return out
+
+    declared = Capabilities(causal="always", sharding="zigzag", documents=True, gradients=False, lse=False)
+    cases = [case_of(causal=True, sharding="zigzag", size=2, documents=(begin, 12)) for begin in (1, 4)]
+    scenes, _ = seen(Implementation(attend, "pieces", declared), cases, gradients=False)
+    assert explaining(undefined.hypotheses(scenes), scenes) == [
+        "rows that attend no key of the first piece of a shard, hop by hop, that causality and windows do not hide "
+        "whole from theirs are NaN: -inf - (-inf) is not guarded"
+    ]
+
+
 def test_heads_that_come_back_from_a_part_of_the_ranks_in_another_order_are_told():
     """As many ranks as divide the key heads have heads exchanged: theirs come by turns."""
 
