@@ -342,7 +342,7 @@ def _without_an_empty_rank(needs: Needs, there: Runner) -> bool:
 def depends_on_messages(case: Case, there: Runner) -> bool:
     """Return whether it is chance when a case fails, since its messages are read, or written to, at the wrong time."""
     seen = judged_if_possible(HAZARDS, case, there)
-    return seen is not None and seen.violation is not None
+    return seen is not None and seen.violation is not None and seen.violation.kind == "hazard"
 
 
 def _of_unwritten(case: Case, there: Runner | None) -> Violation | None:

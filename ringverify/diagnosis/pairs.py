@@ -141,6 +141,13 @@ class Pairs:
         found: Mask = (j < first) | (j >= last) | (j >= lengths[:, None])
         return found[:, None, None, :]
 
+    @functools.cached_property
+    def within_bounds(self) -> Mask:
+        """The pairs that a causal mask and a window let through, `(Nq, Nk)`."""
+        plain = self.queries.p, self.keys.p
+        found: Mask = self.counts(lambda name: plain if name in ("causal", "window") else None)[0, 0] > 0
+        return found
+
     def present(self) -> tuple[str, ...]:
         """Return the constraints that the case has."""
         return tuple(name for name in CONSTRAINTS if getattr(self.problem, name))

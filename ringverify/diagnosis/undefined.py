@@ -96,8 +96,7 @@ def _empty_in_first_piece(blocks: Blocks) -> Mask:
     Pieces that a causal mask and a window hide whole from the row's own piece do not count.
     """
     pairs = blocks.pairs
-    plain, attends = (pairs.queries.p, pairs.keys.p), pairs.true > 0
-    looked_at = pairs.counts(lambda name: plain if name in ("causal", "window") else None)[0, 0] > 0
+    attends = pairs.true > 0
     by_piece, found = pairs.of_pieces(), np.zeros(attends.shape[:3], dtype=bool)
     last = len(by_piece.keys.shards) - 1
     held = [[rank] if by_piece is pairs else [rank, last - rank] for rank in range(pairs.size)]
@@ -105,7 +104,7 @@ def _empty_in_first_piece(blocks: Blocks) -> Mask:
         order = [piece for hop in range(pairs.size) for piece in held[(rank - hop) % pairs.size]]
         for rows in (by_piece.queries.shards[piece] for piece in own):
             every = (by_piece.keys.shards[piece] for piece in order)
-            first = next((keys for keys in every if looked_at[np.ix_(rows, keys)].any()), None)
+            first = next((keys for keys in every if pairs.within_bounds[np.ix_(rows, keys)].any()), None)
             if first is not None:
                 found[:, :, rows] = ~attends[:, :, rows][..., first].any(axis=-1)
     return found

@@ -887,6 +887,24 @@ def test_what_arrives_too_late_is_not_sought_in_earlier_calls(monkeypatch):
     assert "receive" in shown.diagnosis.text
 
 
+def test_a_call_that_is_wrong_when_it_is_made_again_is_no_matter_of_messages():
+    """Though it is made again where they are watched."""
+    made = []
+
+    def attend(q, k, v, call):
+        made.append(call.rank)
+        return plain(q, k, v, call) + (made.count(call.rank) > 1)
+
+    runner, case = (
+        Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld()),
+        Case(problem=Problem(query_length=4)),
+    )
+    assert judged(FORWARD, case, runner).violation is None
+    assert not accounting.depends_on_messages(case, runner)
+    late = Runner(Implementation(careless.forgotten, "subject", PLAIN), SimulatedWorld())
+    assert accounting.depends_on_messages(case.replace(world_size=2), late)
+
+
 def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):
     """Smaller cases are waited for less long."""
     monkeypatch.setattr(finishing, "HUNG_DEADLINE", 0.2)

@@ -155,18 +155,25 @@ def _window_in_steps(pairs: Pairs) -> Counts | None:
     return total * pairs.counts(lambda name: None if name in ("dilation", "window") else (i, j))
 
 
-Length = Callable[[Pairs], Ints]
-
-LENGTHS: dict[str, Length] = {
+SHARDS: dict[str, Callable[[Pairs], Ints]] = {
     "the shortest shard": lambda pairs: np.array(min(map(len, pairs.keys.shards))),
     "the longest shard": lambda pairs: np.array(max(map(len, pairs.keys.shards))),
     "the rank's shard": own_keys,
 }
 """With what the length of a segment may be compared, in words."""
 
+
+def _no_longer(of: Callable[[Pairs], Ints], w: int, pairs: Pairs) -> Mask:
+    return np.asarray(w <= of(pairs))
+
+
+def _dividing(of: Callable[[Pairs], Ints], w: int, pairs: Pairs) -> Mask:
+    return np.asarray(of(pairs) % w == 0)
+
+
 LOCAL: dict[str, Callable[[int, Pairs], Mask]] = {
-    **{f"are no longer than {text}": lambda w, pairs, of=of: w <= of(pairs) for text, of in LENGTHS.items()},  # type: ignore[misc]
-    **{f"divide {text}": lambda w, pairs, of=of: of(pairs) % w == 0 for text, of in LENGTHS.items()},  # type: ignore[misc]
+    **{f"are no longer than {text}": functools.partial(_no_longer, of) for text, of in SHARDS.items()},
+    **{f"divide {text}": functools.partial(_dividing, of) for text, of in SHARDS.items()},
 }
 """Which segments may be taken to lie within a shard each, by their length, in words."""
 

@@ -161,22 +161,20 @@ def _until_one_is_absent(pairs: Pairs) -> Counts | None:
     return np.where((lost(pairs.queries) > 0) | (lost(pairs.keys) > 0), 0, pairs.true)
 
 
-def _within_bounds(pairs: Pairs) -> Mask:
+def _whole_blocks(pairs: Pairs) -> Mask:
     """Return the pairs of blocks of which a causal mask and a window let every pair through, without key_lengths."""
-    plain = pairs.queries.p, pairs.keys.p
-    let_through: Mask = pairs.counts(lambda name: plain if name in ("causal", "window") else None)[0, 0] > 0
-    found: Mask = np.zeros_like(let_through)
+    found: Mask = np.zeros_like(pairs.within_bounds)
     for queries in pairs.queries.shards if pairs.problem.key_lengths is None else ():
         for keys in pairs.keys.shards:
-            found[np.ix_(queries, keys)] = let_through[np.ix_(queries, keys)].all()
+            found[np.ix_(queries, keys)] = pairs.within_bounds[np.ix_(queries, keys)].all()
     return found
 
 
 WHERE_IGNORED: dict[str, Callable[[Pairs], Mask]] = {
     "": lambda pairs: np.ones((1, 1), dtype=bool),
-    ", in blocks of which no causal mask, window or key_lengths hide anything": _within_bounds,
+    ", in blocks of which no causal mask, window or key_lengths hide anything": _whole_blocks,
     ", in blocks of pieces of zigzag shards of which no causal mask, window or key_lengths hide anything": (
-        lambda pairs: _within_bounds(pairs.of_pieces())
+        lambda pairs: _whole_blocks(pairs.of_pieces())
     ),
 }
 """In which blocks documents are ignored."""

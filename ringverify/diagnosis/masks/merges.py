@@ -84,15 +84,13 @@ def _last_piece(own: bool, pairs: Pairs) -> Counts | None:
     """
     if (by_piece := pairs.of_pieces()) is pairs:
         return None
-    plain = pairs.queries.p, pairs.keys.p
-    looked_at = pairs.counts(lambda name: plain if name in ("causal", "window") else None)[0, 0] > 0
     found, shards = pairs.true.copy(), by_piece.keys.shards
     last = len(shards) - 1
     for rows in by_piece.queries.shards:
         for number in range(pairs.size):
             early, late = shards[number], shards[last - number]
             there = len(rows) > 0 and (not own or int(pairs.queries.rank[rows[0], 0]) == number)
-            if there and looked_at[np.ix_(rows, late)].any():
+            if there and pairs.within_bounds[np.ix_(rows, late)].any():
                 found[:, :, rows[:, None], early] = 0
     return found
 
