@@ -17,7 +17,7 @@ from ringverify.check.explaining import (
     afresh,
     contradicting_causes,
     explained,
-    held_against_causes,
+    held_against_others,
     judged_if_possible,
     quick_place,
     when_it_fails,
@@ -183,9 +183,10 @@ class Account:
             hazard = attempt(self._mishaps, "watching its messages", lambda: self._hazard(there), None)
             if hazard is not None:
                 diagnosis = dataclasses.replace(diagnosis, text=f"{hazard}; what comes of it: {diagnosis.text}")
-        if needs is not None and diagnosis.telling and violation.way is None:
-            held = functools.partial(held_against_causes, self._runner, violation, needs, diagnosis.telling)
-            needs = attempt(self._mishaps, "holding when it fails against its cause", held, needs)
+        if needs is not None:
+            telling = diagnosis.telling if violation.way is None else ()
+            held = functools.partial(held_against_others, self._place, violation, needs, telling, until=self._late)
+            needs = attempt(self._mishaps, "holding when it fails against other cases", held, needs)
         return diagnosis, needs
 
     def _conduct(self, needs: Needs | None) -> str | None:

@@ -25,6 +25,7 @@ from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.when.conditions import HALF
 from ringverify.diagnosis.when.foretelling import contradicting, held_against
 from ringverify.diagnosis.when.needs import MOST_RANKS, Needs, needs
+from ringverify.diagnosis.when.scattering import held_against_runs
 from ringverify.errors import Inconclusive
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
@@ -42,7 +43,7 @@ PROGRAM_SECONDS = 15.0
 """The same of a program, which may compile what it is asked."""
 
 CAUSE_SECONDS = 1.5
-"""Seconds for holding what was found against the cause; twice as many where that is one of gradients."""
+"""Seconds for holding what was found against the cause, or further runs; twice as many where gradients are wrong."""
 
 ORDINARY = 12
 """Cases of ordinary values, at most, of which some are looked for that show a fault of rounding."""
@@ -181,10 +182,8 @@ def when_it_fails(
 
     if not _possible(case, there.capabilities):
         return Needs((), (), complete=False, tried=0)
-    # Neither programs nor waiting take processor time here: the wall clock has to end it.
-    waits = there.world.name != "simulated" or violation.kind in ("died", "deadline")
     seconds = PROGRAM_SECONDS if there.world.name == "external" else NEEDS_SECONDS
-    wall = min((1 if waits else WALL) * seconds, until - time.monotonic())
+    wall = min(seconds if _waits(there, violation) else WALL * seconds, until - time.monotonic())
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
     return needs(
         case,
@@ -213,12 +212,25 @@ def contradicting_causes(
 
 
 @np.errstate(all="ignore")  # what came back may be NaN or infinite
-def held_against_causes(runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis]) -> Needs:
-    """Return when a case fails, held against its causes: see `ringverify.diagnosis.when.foretelling`."""
+def held_against_others(
+    runner: Runner, violation: Violation, needs: Needs, causes: Sequence[Hypothesis], *, until: float = math.inf
+) -> Needs:
+    """Return when a case fails, held against further cases: its causes foretell these, or they are run.
+
+    See `ringverify.diagnosis.when.foretelling` and `ringverify.diagnosis.when.scattering`. Arguments are those of
+    `when_it_fails`, and causes that are known.
+    """
     gradients = _of_gradients(violation)
     seconds = CAUSE_SECONDS * (1 + gradients)
-    left = WorkLimit(seconds, lambda: runner.world.processes, wall=WALL * seconds).left
-    return held_against(needs, causes, runner.capabilities, gradients=gradients, left=left)
+    wall = min(seconds if _waits(runner, violation) else WALL * seconds, until - time.monotonic())
+    left = WorkLimit(seconds, lambda: runner.world.processes, wall=wall).left
+    found = held_against(needs, causes, runner.capabilities, gradients=gradients, left=left) if causes else None
+    return found or held_against_runs(needs, gradients=gradients, left=left)
+
+
+def _waits(runner: Runner, violation: Violation) -> bool:
+    """Whether runs are waited for: neither programs nor waiting take processor time here, the wall clock ends it."""
+    return runner.world.name != "simulated" or violation.kind in ("died", "deadline")
 
 
 def _of_gradients(violation: Violation) -> bool:

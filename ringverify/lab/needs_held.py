@@ -29,7 +29,7 @@ from ringverify import targets
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check.drawing import draws
-from ringverify.check.explaining import held_against_causes, when_it_fails
+from ringverify.check.explaining import held_against_others, when_it_fails
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.when.conditions import HALF, Placed
 from ringverify.diagnosis.when.exploring import Exploration
@@ -114,8 +114,7 @@ def _alone(fresh: int, one: Expected) -> Counted | None:
         if found is None or found.after or found.needs is None:
             return None
         needs = when_it_fails(property, runner, found.case, found.violation, shrunk_from=(found.first,))
-        if found.diagnosis.telling:
-            needs = held_against_causes(runner, found.violation, needs, found.diagnosis.telling)
+        needs = held_against_others(runner, found.violation, needs, found.diagnosis.telling)
         if needs.exploration is None:
             return None
         return _counted(needs, needs.exploration, list(draws(property, runner.capabilities, fresh, one.seed + 1)))

@@ -9,8 +9,10 @@ Documentation/scheduler/sched-stats.rst of its sources). Where that cannot be re
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable
 
@@ -22,6 +24,15 @@ JUST = 0.01
 
 LEAST_COUNTED = 0.1
 """Fraction of elapsed time that always counts: a run that never ends is ended after ten times its deadline."""
+
+ADDITIONS = 100_000
+"""Additions of integers by which the speed of a processor is told."""
+
+QUICK = 0.003
+"""Seconds that they take on a quick one, with Python 3.11."""
+
+SLOWEST = 3.0
+"""Longer work takes as long on slower processors too."""
 
 
 def queued(process: int) -> float:
@@ -88,11 +99,23 @@ class Patience:
         return max(0.0, min(self.left(), SLICE))
 
 
+@functools.cache
+def slowness() -> float:
+    """Return how many times as long as on a quick processor work takes here, from 1 to `SLOWEST`."""
+    times = []
+    for _ in range(3):
+        begun, total = time.process_time(), 0
+        for number in range(ADDITIONS):
+            total += number
+        times.append(time.process_time() - begun)
+    return min(max(1.0, statistics.median(times) / QUICK), SLOWEST)
+
+
 class WorkLimit:
     """The processor time that is left for work in this process and in others, so that a busy machine does as much.
 
     Args:
-        seconds: the processor time.
+        seconds: the processor time, of a quick processor: a slow one does as much, in more of it.
         processes: returns the ids of the others that work for this one.
         wall: seconds of the wall clock that end it too: a process that waits takes no processor time.
     """
@@ -104,8 +127,8 @@ class WorkLimit:
         self._until, self._wall = self._worked() + seconds, time.monotonic() + wall
 
     def _worked(self) -> float:
-        return time.process_time() + sum(map(worked, self._processes()))
+        return (time.process_time() + sum(map(worked, self._processes()))) / slowness()
 
     def left(self) -> float:
-        """Return the seconds that are left, 0 or fewer once they are used up."""
+        """Return the seconds that are left, of a quick processor; 0 or fewer once they are used up."""
         return min(self._until - self._worked(), self._wall - time.monotonic())

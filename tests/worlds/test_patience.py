@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from ringverify.worlds.patience import LEAST_COUNTED, Patience, WorkLimit, queued, worked
+from ringverify.worlds import patience
+from ringverify.worlds.patience import LEAST_COUNTED, SLOWEST, Patience, WorkLimit, queued, slowness, worked
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -88,8 +89,20 @@ def test_of_a_process_that_is_gone_nothing_is_known():
     assert queued(process.pid) == 0.0
 
 
-def test_a_limit_of_work_is_of_all_who_work():
+def test_a_slow_processor_has_more_time_for_the_same_work(monkeypatch):
+    """As many times as it is slower; the wall clock ends it all the same."""
+    monkeypatch.setattr(patience, "slowness", lambda: 2.0)
+    limit, begun = WorkLimit(10.0), time.process_time()
+    while time.process_time() < begun + 0.4:
+        pass
+    assert 9.7 < limit.left() <= 9.8
+    assert WorkLimit(10.0, wall=0.0).left() <= 0
+    assert 1 <= slowness() <= SLOWEST
+
+
+def test_a_limit_of_work_is_of_all_who_work(monkeypatch):
     """This process, and another with threads that have ended; a wait is ended by the wall clock."""
+    monkeypatch.setattr(patience, "slowness", lambda: 1.0)
     spin = "import threading, time\ndef spin():\n    while time.process_time() < 0.5: pass\n"
     spin += "one = threading.Thread(target=spin)\none.start()\none.join()\nprint(flush=True)\ninput()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -593,8 +593,12 @@ def changing(condition: Condition) -> list[str]:
     return sorted({*about, *ELSEWISE.get(condition.about[0], ())})
 
 
-ALTERNATIVES = (*MASKS, "softcap", "scale", "cross", "gqa")
-"""Statements of which one may do instead of another."""
+ALTERNATIVES = {
+    2: (*MASKS, "softcap", "scale", "cross", "gqa", "uneven_keys"),
+    3: (*MASKS, "uneven_keys"),
+    4: (*MASKS, "uneven_keys"),
+}
+"""Statements of which one may do instead of others, by how many: padding of unequal shards shows as masks do."""
 
 COUNTS: dict[str, tuple[str, str, str, float]] = {
     "ranks": ("rank", "ranks", "ranks", 1.0),
@@ -768,7 +772,7 @@ def _flags() -> Iterator[Condition]:
     for name, (text, of, cost, _) in FLAGS.items():
         factors, meets = frozenset(of.split("+")), functools.partial(_flag, (name,))
         yield Condition(text, factors, cost, (name,), meets, limit=int(name in NUMERIC))
-    for count, names in ((2, ALTERNATIVES), (3, MASKS)):
+    for count, names in ALTERNATIVES.items():
         for several in itertools.combinations(names, count):
             text = " or ".join(FLAGS[name][0] for name in several)
             factors = frozenset(FLAGS[name][1] for name in several)
@@ -864,6 +868,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         yield one_of(f"{article}even {number}", 0.3, lambda value: value % 2 == 0, limit=1)
         yield one_of(f"{article}odd {number}", 0.3, lambda value: value % 2 == 1, limit=1)
     if name == "ranks":
+        yield one_of("an odd number of ranks, at least 3", 0.29, lambda value: value % 2 == 1 and value > 1, limit=1)
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
         yield one_of("a number of ranks that is a product of smaller ones", 0.6, _composite, limit=1)
     if name in DIVIDED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -13,7 +14,7 @@ from ringverify.cases.inputs import has_ordinary_sinks
 from ringverify.diagnosis.when.board import Board
 from ringverify.diagnosis.when.conditions import HALF, MASKS, Condition, changing, features
 from ringverify.diagnosis.when.scores import FAR, FAR_OFF, meets, of_scores
-from ringverify.diagnosis.when.varying import FIELDS, Varying
+from ringverify.diagnosis.when.varying import FIELDS, Varying, effort
 
 MOST_RUNS = 300
 """Runs for one failure, at most, so that a quick machine and a slow one mostly say the same."""
@@ -146,6 +147,7 @@ class Exploration:
         self._with_cotangent: set[tuple[Case, str]] = set()
         self._drawn: Sequence[Case] = ()
         self._ordinary_sinks = case.problem.sinks and has_ordinary_sinks(case)
+        self._generous = case
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
         """Return whether a case fails; one that passes unforeseen is run with another seed too: values may hide faults.
@@ -212,7 +214,8 @@ class Exploration:
         self.runs |= dict.fromkeys(shrunk_from, True)
         self.seen |= self.runs
         try:
-            generous, has = self._generous(), self._has()
+            generous, has = self._enlarged(), self._has()
+            self._generous = generous
             short = [*self.varying.too_short(self.case), *self.varying.too_short(generous)]
             self.all_hold = bool(short)  # unless all of them are seen to fail
             # First what the case is likely to need, so that it is known when the time ends.
@@ -325,6 +328,31 @@ class Exploration:
     def extended(self, runs: int, left: Callable[[], float]) -> None:
         """Allow so many further runs, in another time."""
         self._most, self.left = self.tried + runs, left
+
+    def failing(self) -> list[Case]:
+        """Return the cases that failed, the smallest first, with values that hide little by chance."""
+        plain = (
+            one.replace(values="normal") if one.values in ("integers", "zero_queries") else one
+            for one, failed in self.runs.items()
+            if failed
+        )
+        return sorted(dict.fromkeys(plain), key=effort)
+
+    def scattered(self, cases: Sequence[Case], draw: random.Random, *, cotangents: bool) -> Iterator[Case]:
+        """Yield small cases without end, made of others; where no gradients are compared, a cotangent is no matter."""
+        for case in self.varying.scattered(cases, draw):
+            yield case if cotangents else case.replace(cotangent=self.case.cotangent)
+
+    def foretold(self, case: Case) -> bool:
+        """Run a case, and return whether its outcome is what the explanation says; if not, look for another one.
+
+        Raises:
+            Spent: it would be one run too many.
+        """
+        if self._foretold(self._generous, case, self.explanation()):
+            return True
+        self._told_apart(self._generous, ())
+        return False
 
     def passes(self, case: Case) -> bool | None:
         """Return whether a case passes with its own seed; no condition has to explain why."""
@@ -542,7 +570,7 @@ class Exploration:
         }
         return 1 if len(values) > FIRST else FIRST + (factor in NUMBERS)
 
-    def _generous(self) -> Case:
+    def _enlarged(self) -> Case:
         """Enlarge the case in one respect after the other, as far as it still fails."""
         case = self.case
         for growth in self.varying.growths:

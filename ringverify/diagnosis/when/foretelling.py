@@ -25,6 +25,7 @@ from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.when.conditions import LARGE, MASKS, Condition, changing
 from ringverify.diagnosis.when.exploring import Exploration, Spent
 from ringverify.diagnosis.when.needs import Needs, Requirement, said
+from ringverify.diagnosis.when.varying import effort
 from ringverify.implementation import Capabilities
 
 CHECKED = 60
@@ -134,7 +135,7 @@ class Foretelling:
             for case in there._likely(x, sharding, failing) if left() > soon else ():
                 x.failed(case, expected=False)
             those = {case: failed for case, failed in _ordinary(x).items() if case.sharding == sharding}
-            smallest = {case: those[case] for case in sorted(those, key=_size)[:FEWEST]}
+            smallest = {case: those[case] for case in sorted(those, key=effort)[:FEWEST]}
             if left() > soon and True in those.values() and there.agrees(smallest, left):
                 known |= {sharding}
         return dataclasses.replace(self, shardings=known)
@@ -144,17 +145,12 @@ class Foretelling:
         if any(failed for case, failed in x.runs.items() if case.sharding == sharding):
             return
         bases = [one for base in failing for one in x.varying.of(base, "sharding") if one.sharding == sharding]
-        drawn = self.scattered(x, bases, random.Random(0)) if bases else iter(())
+        drawn = x.scattered(bases, random.Random(0), cotangents=self.gradients) if bases else iter(())
         yield from itertools.islice(filter(self, itertools.islice(drawn, LIKELY)), EXCEPTIONS)
-
-    def scattered(self, x: Exploration, cases: Sequence[Case], draw: random.Random) -> Iterator[Case]:
-        """Yield small cases without end, made of others; where no gradients are compared, a cotangent is no matter."""
-        for case in x.varying.scattered(cases, draw):
-            yield case if self.gradients else case.replace(cotangent=x.case.cotangent)
 
     def agrees(self, runs: Mapping[Case, bool], left: Callable[[], float]) -> bool:
         """Whether it foretells the outcome of runs; a few may pass unforeseen, by what is allowed of roundings."""
-        soon, checked = left() * 3 / 4, sorted(runs, key=_size)[:CHECKED]
+        soon, checked = left() * 3 / 4, sorted(runs, key=effort)[:CHECKED]
         in_time = (case for number, case in enumerate(checked) if number < FEWEST or left() > soon)
         told = [(runs[case], found) for case in in_time if (found := self(case)) is not None]
         missed = sum(failed and not found for failed, found in told)
@@ -185,8 +181,8 @@ def held_against(
     *,
     gradients: bool,
     left: Callable[[], float],
-) -> Needs:
-    """Return what a case needs in order to fail, held against its causes.
+) -> Needs | None:
+    """Return what a case needs in order to fail, held against its causes; `None` where these do not foretell its runs.
 
     Args:
         needs: what was found by runs alone.
@@ -197,17 +193,16 @@ def held_against(
     """
     x = needs.exploration
     if x is None or any(cause.partial for cause in causes):
-        return needs
+        return None
     seen = _ordinary(x)
     for harmless in (False, True):
         foretells = Foretelling(tuple(causes), capabilities, frozenset({x.case.sharding}), gradients, harmless)
         if foretells.agrees(seen, left):
             break
     else:
-        return needs
+        return None
     x.extended(RUNS, left)
-    plain = dict.fromkeys(_plain(case) for case, failed in x.runs.items() if failed)
-    smallest = sorted(plain, key=_size)
+    smallest = x.failing()
     with contextlib.suppress(Spent):
         foretells = foretells.in_other_shardings(x, smallest[:BASES], left)
     explanation, complete = x.explanation(), needs.complete
@@ -221,7 +216,7 @@ def held_against(
             if foretells(case) is False and x.met(case, explanation):
                 x.acquitted(case)
         explanation = x.explanation()
-        for case in itertools.islice(foretells.scattered(x, failing[:], draw), FURTHER if failing else 0):
+        for case in itertools.islice(x.scattered(failing[:], draw, cotangents=gradients), FURTHER if failing else 0):
             if left() <= soon:
                 break
             met = x.met(case, explanation)
@@ -264,7 +259,7 @@ def contradicting(
     x, found = needs.exploration, dict[Case, None]()
     if x is None or any(cause.partial for cause in causes):
         return []
-    failing = sorted((case for case, failed in _ordinary(x).items() if failed), key=_size)[:CHECKED]
+    failing = sorted((case for case, failed in _ordinary(x).items() if failed), key=effort)[:CHECKED]
     for cause in causes:
         foretells = Foretelling((cause,), capabilities, frozenset({x.case.sharding}), gradients)
         told = {case: foretells(case) for case in failing if left() > 0}
@@ -286,15 +281,6 @@ def _on_fewest_ranks(x: Exploration, failing: Sequence[Case]) -> list[Case]:
     found = dict.fromkeys(one for base in failing[:ALONE] for one in x.varying.of(base, "ranks"))
     alone = [one for one in found if one.world_size == x.varying.sizes[0]]
     return sorted(alone, key=lambda one: -one.problem.nk)[:ALONE]
-
-
-def _size(case: Case) -> int:
-    return case.problem.nq * case.problem.nk * case.world_size**2
-
-
-def _plain(case: Case) -> Case:
-    """Return a case with ordinary values, if it has such that hide much by chance."""
-    return case.replace(values="normal") if case.values in ("integers", "zero_queries") else case
 
 
 def _steadily(foretells: Foretelling, case: Case) -> bool:
@@ -319,7 +305,7 @@ def _without_one(
     for number, condition in enumerate(several):
         ends = x.left() - (x.left() - until) / (len(several) - number)  # each has its share of the time
         others = [one for one in explanation if one is not condition]
-        scattered = itertools.islice(foretells.scattered(x, failing, draw), DRAWN)
+        scattered = itertools.islice(x.scattered(failing, draw, cotangents=foretells.gradients), DRAWN)
         for cases in (_beyond(x, condition, draw.sample(failing, len(failing))), scattered):
             below = 0
             for case in cases:

@@ -149,6 +149,7 @@ def said(
     *,
     beyond: Requirement | None = None,
     more: bool = False,
+    backed: Collection[str] = (),
 ) -> Needs:
     """Put what is known of runs in words.
 
@@ -158,6 +159,7 @@ def said(
         complete: as in `Needs`.
         beyond: what to say instead of "certain values" and the like.
         more: whether conditions in words are known not to be enough.
+        backed: what is known, of conditions, to stand for nothing else.
     """
     by_runs_alone = beyond is None
     case, capabilities, wrong_ranks = exploration.case, exploration.varying.c, exploration.wrong_ranks
@@ -189,8 +191,9 @@ def said(
     ]
     certain |= exploration.factors_of(one for one in explanation if one not in tested)
     if not certain.keys() <= {"values"} or sum(one.limit for one in tested) > LIMITS:
-        certain |= exploration.factors_of(one for one in tested if one.limit)
-        tested = [one for one in tested if not one.limit]
+        doubted = [one for one in tested if one.limit and one.text not in backed]
+        certain |= exploration.factors_of(doubted)
+        tested = [one for one in tested if one not in doubted]
     if "values" in certain:  # what is small with some values is within what a 16-bit dtype allows, or with some scales
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     beyond = beyond if certain or more else None
@@ -217,7 +220,7 @@ def said(
         about.add("group")
     if not certain.keys().isdisjoint(GEOMETRY) or (more and not certain):
         # What decides which keys a query attends may stand for one another in ways that have no words.
-        about |= GEOMETRY if beyond is None else GEOMETRY | {"ranks"}
+        about |= GEOMETRY if beyond is None and not more else GEOMETRY | {"ranks"}
     outcomes = exploration.outcomes
     known = {name: outcomes[name] for name in exploration.varying.factors if name in outcomes}
     irrelevant = _irrelevant(known, about, exploration.undecided)

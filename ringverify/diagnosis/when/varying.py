@@ -447,6 +447,11 @@ class Varying:
         return self._batches(case, (now + 1, now + 2) if now < 3 else ())
 
 
+def effort(case: Case) -> int:
+    """Return about how much there is to compute in a case, for an order."""
+    return case.problem.nq * case.problem.nk * case.world_size**2
+
+
 def _in_short(case: Case) -> Case:
     """Return a case without what follows from the rest of it: as many keys as queries, and key heads as heads."""
     p = case.problem

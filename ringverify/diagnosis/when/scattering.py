@@ -1,0 +1,63 @@
+"""Hold what is said of when a case fails against further cases, drawn at random and run: no cause foretells them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Callable
+
+from ringverify.diagnosis.when.exploring import Spent
+from ringverify.diagnosis.when.needs import Needs, said
+
+RUNS = 90
+"""Further runs, at most."""
+
+CASES = 400
+"""Cases that are drawn for it, at most: those that lack two conditions teach little, and are not run."""
+
+BASES = 12
+"""Cases that failed, the smallest first, of which others are made."""
+
+BACKED = 8
+"""Cases that have to pass without one condition alone before it is said beside one without words."""
+
+EXCEPTIONS = 2
+"""Cases that have to pass with all conditions before it is said that it takes more."""
+
+
+def held_against_runs(needs: Needs, *, gradients: bool, left: Callable[[], float]) -> Needs:
+    """Return what a case needs in order to fail, held against further cases.
+
+    Args:
+        needs: what was found by varying one factor at a time.
+        gradients: whether the violation is one of gradients.
+        left: returns how many seconds are left for it.
+    """
+    x = needs.exploration
+    if x is None:
+        return needs
+    explanation = x.explanation()
+    if "values" in {*x.unexplained(explanation)}.union(*(one.factors for one in explanation)):
+        return needs  # what passes by its values would be explained by chance
+    x.extended(RUNS, left)
+    failing = x.failing()[:BASES]
+    scattered = x.scattered(failing, random.Random(0), cotangents=gradients)
+    with contextlib.suppress(Spent):
+        for case in itertools.islice(scattered, CASES):
+            if case in x.runs or sum(not x.met(case, [one]) for one in explanation) > 1:
+                continue
+            if not x.foretold(case):
+                explanation = x.explanation()
+            if x.runs.get(case):
+                failing.append(case)
+    explanation = x.explanation()
+    passing = [case for case, failed in x.runs.items() if not failed]
+    backed = {
+        one.text
+        for one in explanation
+        if sum(not x.met(case, [one]) for case in passing if x.met(case, [o for o in explanation if o is not one]))
+        >= BACKED
+    }
+    exceptions = sum(x.met(case, explanation) for case in passing)
+    return said(x, explanation, needs.complete, more=exceptions >= EXCEPTIONS, backed=backed)

@@ -1,0 +1,81 @@
+"""What is said of when a case fails is held against further runs, where no cause foretells these."""
+
+import itertools
+import random
+
+import pytest
+
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.diagnosis.when.needs import needs
+from ringverify.diagnosis.when.scattering import held_against_runs
+from ringverify.implementation import Capabilities
+
+DECLARED = Capabilities(sharding=("contiguous",), uneven=True, causal="both", window=True, documents=True)
+
+
+def said(fails, problem, size=3, **how):
+    """What one factor at a time says, and what is left of it after further runs."""
+    case = Case(problem=Problem(**problem), world_size=size, values="normal")
+    before = needs(case, fails, DECLARED, most_ranks=8, **how)
+    return before, held_against_runs(before, gradients=False, left=lambda: 60.0)
+
+
+def texts(found):
+    """What is said to be needed."""
+    return [one.text for one in found.requires]
+
+
+def share_foretold(found, fails):
+    """How many of further cases do as is said."""
+    x = found.exploration
+    cases = list(itertools.islice(x.varying.scattered(x.failing(), random.Random(9)), 200))
+    return sum(fails(one) == all(needed.holds(one) for needed in found.requires) for one in cases) / len(cases)
+
+
+def test_one_of_several_reasons_and_an_odd_number_of_ranks():
+    """The last hop of a ring of both directions takes the wrong positions: masks and padding show it."""
+
+    def fails(case):
+        p = case.problem
+        positional = p.causal or p.window is not None or p.documents is not None or p.nk % case.world_size != 0
+        return case.world_size > 1 and case.world_size % 2 == 1 and positional
+
+    _, after = said(fails, {"query_length": 4})
+    assert "an odd number of ranks, at least 3" in texts(after)
+    assert "causal or window or documents or ranks with different numbers of keys" in texts(after)
+    assert share_foretold(after, fails) == 1
+
+
+def test_what_was_seen_by_chance_is_refuted():
+    """The time ended before anything was varied but ranks and length."""
+
+    def fails(case):
+        return case.problem.causal and case.problem.nk > 5
+
+    runs = itertools.count()
+    before, after = said(fails, {"query_length": 7, "causal": True}, left=lambda: 12 - next(runs))
+    assert not before.complete
+    assert share_foretold(after, fails) > max(0.95, share_foretold(before, fails))
+
+
+def test_a_relation_without_words_is_no_matter_of_nothing():
+    """Lengths and masks that stand for one another are not called irrelevant if cases pass with all that is said."""
+
+    def fails(case):
+        p = case.problem
+        return p.causal and (p.nk * 7 + 3 * case.world_size + len(p.documents or ())) % 5 < 3
+
+    _, after = said(fails, {"query_length": 5, "causal": True}, size=2)
+    assert not {"length", "ranks", "documents", "masks"} & set(after.irrelevant)
+
+
+@pytest.mark.parametrize("values", ["large_scores", "normal"])
+def test_where_values_matter_no_further_run_explains_anything(values):
+    """Cases pass by their values: what distinguishes them would be found by chance."""
+
+    def fails(case):
+        return case.values == values
+
+    before = needs(Case(problem=Problem(query_length=4), world_size=2, values=values), fails, DECLARED, most_ranks=4)
+    assert held_against_runs(before, gradients=False, left=lambda: 60.0) is before
