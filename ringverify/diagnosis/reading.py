@@ -357,11 +357,23 @@ def _of_whole_blocks(failing: Sequence[Read], when: When) -> Iterator[Hypothesis
 
     def judge(scene: Scene) -> float | None:
         counts = kept.get(scene.case)
-        if counts is None or not wrong_tensors(scene):
+        if not wrong_tensors(scene):
             return 0.0
+        if counts is None:
+            return None if _attends_more(scene) else 0.0
         return _residual(scene, Rule(Otherwise(LEFT_OUT, lambda pairs: counts), ()), when, "given")
 
     yield Hypothesis(LEFT_OUT, STEPS, when, judge=judge)
+
+
+def _attends_more(scene: Scene) -> bool:
+    """Whether some row's lse is larger than it may be where keys are left out."""
+    if "lse" not in scene.tensors:
+        return False
+    return any(
+        bool((scene.seen("lse", rank) > scene.true("lse", rank) + scene.limit("lse", rank)).any())
+        for rank in range(scene.size)
+    )
 
 
 def _inferred(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:

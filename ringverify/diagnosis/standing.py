@@ -86,8 +86,11 @@ class Standing:
         """Whether more than the fault decides what is seen.
 
         A mask of the backward alone may give keys to rows without any: what stands for their lse decides. A slope that
-        is too large makes the rounding errors of scores far apart so many times larger.
+        is too large makes the rounding errors of scores far apart so many times larger. Another block has padding in
+        other places, which may have been cleared before it is sent.
         """
+        if "hop_of" in self.hypothesis.steps.changed and _padded(scene.case):
+            return True
         if "cap_slope" in self.hypothesis.steps.changed and scene.case.values in LARGE:
             return True
         masks = not self.hypothesis.steps.changed.isdisjoint(reproducing.MASK)
@@ -158,6 +161,13 @@ class Standing:
         said = self.in_all_like_it or needed >= {*self.only}
         text = self.hypothesis.sentence(smallest)
         return text if said and not self.somewhere else f"{text}, though not in every case"
+
+
+def _padded(case: Case) -> bool:
+    """Whether some keys are no query's: those past key_lengths, or outside all documents."""
+    p = case.problem
+    outside = p.documents is not None and (p.documents[0], p.documents[-1]) != (0, p.nk)
+    return outside or (p.key_lengths is not None and min(p.key_lengths) < p.nk)
 
 
 def _fewest(lacking: list[set[int]], count: int) -> tuple[int, ...] | None:

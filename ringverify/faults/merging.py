@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ringref.sharding import pieces
 from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import weight
 from ringverify.faults.fault import Faults
@@ -202,6 +203,29 @@ FAULTS.cause(
 )
 FAULTS.cause("the merged lse is the mean of both", merging(lse=lambda a, b: (a + b) / 2))
 FAULTS.cause("the merged lse is the sum of both", merging(lse=lambda a, b: a + b))
+
+
+def _of_late_pieces(steps: Steps) -> Steps:
+    """Merge otherwise where zigzag shards are causal, of a later rank's block what the late piece of queries attends.
+
+    Such a block is merged into this piece alone, by a line of its own.
+    """
+
+    def accumulate(right: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+        found = Partial(*STEPS.accumulate(right, here, hop, running, new))
+        of_later = (here.rank - hop) % here.size > here.rank
+        if running is None or not of_later or here.call.sharding != "zigzag" or not here.problem.causal:
+            return found
+        late = torch.arange(new.lse.size(-1)) >= len(pieces(here.problem.nq, 2 * here.size)[here.rank])
+        wrong = Partial(*steps.merge(running, new))
+        return Partial(torch.where(late[:, None], wrong.out, found.out), torch.where(late, wrong.lse, found.lse))
+
+    return replace(STEPS, accumulate=accumulate)
+
+
+for cause in FAULTS.causes[GUARDED:]:
+    more = f"{cause.more}, where a later rank's block meets a late zigzag piece"
+    FAULTS.causes.append(replace(cause, steps=_of_late_pieces(cause.steps), more=more))
 
 
 def _started(first: Callable[[Partial], Partial]) -> Steps:

@@ -97,6 +97,13 @@ SINKS = {
     "lies in the order (head of the rank, rank)": lambda steps, here, *given: in_turn(
         sinks_backward(steps, here, *given), here.size
     ),
+    "is 0 on each rank for the heads of others, not summed over ranks: heads are dealt out in blocks": (
+        lambda steps, here, *given: torch.where(
+            torch.arange(here.problem.heads) * here.size // here.problem.heads == here.rank,
+            sinks_backward(steps, here, *given),
+            0.0,
+        )
+    ),
     "has the other sign, and is that of the head before": lambda *given: -sinks_backward(*given).roll(1),
 }  # fmt: skip
 

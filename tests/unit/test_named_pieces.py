@@ -15,6 +15,7 @@ from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.fitting import in_ring_of_teams
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.rounding_digits import ROUNDED
+from ringverify.diagnosis.standing import Standing
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.place import Block, Partial
@@ -132,6 +133,14 @@ def by_place(here, owner, i, j):
     return (i // w == j // w) & (not here.problem.causal or j % w <= place)
 
 
+def of_early_rows(here, owner, i, j):
+    """Of a later rank's block, the window of the late piece's queries is that of the early ones."""
+    early = len(pieces(here.problem.nq, 2 * here.size)[here.rank])
+    rows = torch.cat([i[:early], i[: len(i) - early]])
+    causal = here.problem.causal
+    return near(here, rows if causal and owner > here.rank else i, j) & (not causal or j <= i)
+
+
 BLOCK = [Dilation(((w, r),), heads="shared", head_offset="block") for w, r in ((7, 3), (6, 2))]
 SPLIT = [Dilation(((w, 1),), heads="split") for w in (2, 3, 4)]
 
@@ -218,6 +227,13 @@ READ = {
          case_of(window=(2, 1))],
         [case_of(window=(None, 1), sharding="zigzag")],
     ),
+    "on blocks of later ranks, under a causal mask: the window is laid with queries at positions of the rows at the "
+    "same places in the early zigzag piece": (
+        attending(of_early_rows),
+        [case_of(causal=True, window=(3, None), sharding="zigzag", size=2),
+         case_of(causal=True, window=(5, 1), sharding="zigzag", query_length=19)],
+        [case_of(causal=True, window=(11, None), sharding="zigzag"), case_of(window=(3, None), sharding="zigzag")],
+    ),
     "a block is skipped if its first key lies in an earlier document than the rank's first query": (
         where(earlier_document),
         [case_of(documents=(0, 3, 9, 12)), case_of(documents=(2, 16), size=4, query_length=16)],
@@ -266,6 +282,26 @@ def test_blocks_that_are_taken_to_be_as_long_as_the_own_one_are_told():
     assert found[0].startswith("every block is taken to hold as many keys as the rank's own shard: ")
 
 
+def test_another_block_whose_padding_was_cleared_is_told():
+    """Its zeros stand at other places than the padding of the block that it replaces: they decide what is seen."""
+    which = "the rank's own was one of two buffers, and its place on the way is taken by the last one received into it"
+    (cause,) = library(f"keys and values of the wrong block: {which}, in the backward only")
+    mixed = ring_of(STEPS, cause.steps)
+
+    def attend(q, k, v, call):
+        lengths = torch.as_tensor(call.problem.key_lengths or (call.problem.nk,))
+        there = (call.key_positions[None] < lengths[:, None])[..., None, None]
+        return mixed(q, torch.where(there, k, 0), torch.where(there, v, 0), call)
+
+    cases = [case_of(), case_of(key_lengths=(5,))]
+    (whole, padded), _ = seen(Implementation(attend, "cleared", EVERYTHING), cases, gradients=True)
+    assert cause.explains(whole) is not None
+    assert cause.explains(padded) is None
+    assert Standing(cause, 0.0).stands(padded)
+    other = library("the rank's own keys and values are used at every hop, in the backward only")[0]
+    assert not Standing(other, 0.0).stands(whole)
+
+
 # -- merges ------------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +329,24 @@ def faded_too_late(first, second):
     """Rescale what came before from the new sum to the new sum."""
     lse = torch.logaddexp(first.lse, second.lse)
     return Partial(first.out + (second.lse - lse).exp()[..., None] * second.out, lse)
+
+
+def test_an_lse_that_the_late_piece_of_a_zigzag_shard_takes_from_the_new_block_is_told():
+    """What a later rank's block gives is merged into this piece alone; out is right until lse is used again."""
+
+    def accumulate(steps, here, hop, running, new):
+        found = new if running is None else steps.merge(running, new)
+        if hop <= here.rank:
+            return found
+        late = here.call.positions >= here.problem.nq / 2
+        return found._replace(lse=torch.where(late, new.lse, found.lse))
+
+    steps = replace(STEPS, accumulate=accumulate)
+    cases = [case_of(sharding="zigzag", causal=True, query_length=n, window=w) for n, w in ((6, None), (18, (3, 1)))]
+    scenes, _ = seen(Implementation(ring_of(steps), "replaced", EVERYTHING), cases, gradients=False)
+    words = "the merged lse is the new block's, where a later rank's block meets a late zigzag piece"
+    assert explaining(library(words), scenes) == [words]
+    assert explaining(library("the merged lse is the new block's"), scenes) == []
 
 
 def as_it_was(first, second):
@@ -583,6 +637,18 @@ def test_blocks_that_are_missing_without_a_rule_are_told():
         scenes, probe = seen(Implementation(ring_of(left_out(rows)), "lost", EVERYTHING), cases, gradients=False)
         found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
         assert (found == [reading.LEFT_OUT]) is told
+
+
+def test_blocks_are_not_missing_where_more_is_attended_elsewhere():
+    """A case that was not read tells it by its lse."""
+    lost = ring_of(where(lambda here, owner, i, j: (here.rank, owner) not in LOST[here.size]))
+    scenes, probe = seen(Implementation(lost, "lost", EVERYTHING), [case_of(), case_of(size=4)], gradients=False)
+    (missing,) = [one for one in reading.hypotheses(scenes, probe, lambda: 1) if one.says == reading.LEFT_OUT]
+    everything = ring_of(attending(lambda here, owner, i, j: 1))
+    (more,), _ = seen(Implementation(everything, "more", EVERYTHING), [case_of(causal=True)], gradients=False)
+    (fewer,), _ = seen(Implementation(lost, "fewer", EVERYTHING), [case_of(causal=True, seed=2)], gradients=False)
+    assert missing.explains(more) is None
+    assert missing.explains(fewer) == 0
 
 
 @pytest.mark.parametrize("words", CHUNKS)

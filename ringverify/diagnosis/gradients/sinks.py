@@ -86,20 +86,30 @@ def _in_turn(scene: Scene, x: Array, shape: tuple[int, int]) -> Array:
     return x if len(x) % scene.size else x.reshape(shape).T.ravel()
 
 
-HEADS: dict[str, Callable[[Scene, Array], Array]] = {
-    "": lambda scene, x: x,
-    "is that of the next head": lambda scene, x: np.roll(x, -1),
-    "is that of the head before": lambda scene, x: np.roll(x, 1),
-    "lies in the order (head of the group, key head)": lambda scene, x: x.reshape(scene.problem.hk, -1).T.ravel(),
-    "lies in the order (key head, head of the group)": lambda scene, x: x.reshape(-1, scene.problem.hk).T.ravel(),
-    "lies in the order (head of the rank, rank)": lambda scene, x: _in_turn(scene, x, (scene.size, -1)),
-    "lies in the order (rank, head of the rank)": lambda scene, x: _in_turn(scene, x, (-1, scene.size)),
-    "is the mean over the heads": lambda scene, x: np.full_like(x, x.mean()),
-    "is multiplied by the number of ranks": lambda scene, x: scene.size * x,
-    "is divided by the number of ranks": lambda scene, x: x / scene.size,
-    "is multiplied by the scale": lambda scene, x: scene.problem.scale_value * x,
-    "is divided by the scale": lambda scene, x: x / scene.problem.scale_value,
-    "is 0": lambda scene, x: 0 * x,
+def _of_own_heads(scene: Scene, rank: int, x: Array) -> Array:
+    """Return what a rank's block of heads has, and 0 of the others."""
+    parts = np.array_split(x, scene.size)
+    return np.concatenate([part if number == rank else 0.0 * part for number, part in enumerate(parts)])
+
+
+HEADS: dict[str, Callable[[Scene, int, Array], Array]] = {
+    "": lambda scene, rank, x: x,
+    "is that of the next head": lambda scene, rank, x: np.roll(x, -1),
+    "is that of the head before": lambda scene, rank, x: np.roll(x, 1),
+    "lies in the order (head of the group, key head)": lambda scene, rank, x: x.reshape(scene.problem.hk, -1).T.ravel(),
+    "lies in the order (key head, head of the group)": lambda scene, rank, x: x.reshape(-1, scene.problem.hk).T.ravel(),
+    "lies in the order (head of the rank, rank)": lambda scene, rank, x: _in_turn(scene, x, (scene.size, -1)),
+    "lies in the order (rank, head of the rank)": lambda scene, rank, x: _in_turn(scene, x, (-1, scene.size)),
+    "is the mean over the heads": lambda scene, rank, x: np.full_like(x, x.mean()),
+    "is multiplied by the number of ranks": lambda scene, rank, x: scene.size * x,
+    "is divided by the number of ranks": lambda scene, rank, x: x / scene.size,
+    "is multiplied by the scale": lambda scene, rank, x: scene.problem.scale_value * x,
+    "is divided by the scale": lambda scene, rank, x: x / scene.problem.scale_value,
+    "is 0": lambda scene, rank, x: 0 * x,
+    "is 0 on each rank for the heads of others, not summed over ranks: heads are dealt out in blocks": _of_own_heads,
+    "is 0 on each rank for the heads of others, not summed over ranks: heads are dealt out in turn": (
+        lambda scene, rank, x: np.where(np.arange(len(x)) % scene.size == rank, x, 0.0)
+    ),
 }
 
 
@@ -138,7 +148,7 @@ def _explained(scene: Scene, way: Way) -> bool:
         if result.dsinks is None:
             return False
         rows = each[:, :, QUERIES[queries](scene, rank)].sum(axis=2)
-        if not (np.abs(result.dsinks - HEADS[heads](scene, BATCH[batch](rows))) <= scene.size * limit).all():
+        if not (np.abs(result.dsinks - HEADS[heads](scene, rank, BATCH[batch](rows))) <= scene.size * limit).all():
             return False
     return True
 

@@ -104,6 +104,19 @@ def _in_pieces(*, early: bool) -> At:
     return at
 
 
+def _of_one_piece(*, early: bool) -> At:
+    """Positions of the rows of one zigzag piece for those of the other, too, which have the same places in theirs."""
+
+    def at(pairs: Pairs, x: OneSide) -> Ints:
+        if pairs.case.sharding != "zigzag":
+            return x.p
+        first = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])[x.rank]
+        moved = x.place - first if early else x.place + first
+        return np.where(late(x, pairs) == early, x.at(x.rank, moved), x.p)
+
+    return at
+
+
 def _whole_tiled(tile: int) -> At:
     return lambda pairs, x: x.at(x.rank, np.where(x.place < x.count // tile * tile, x.place % tile, x.place))
 
@@ -178,6 +191,8 @@ POSITIONS: dict[str, At] = {
     "of the row with its number in shards that are filled up with 0 to the longest": _filled_up,
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
+    "of the rows at the same places in the early zigzag piece": _of_one_piece(early=True),
+    "of the rows at the same places in the late zigzag piece": _of_one_piece(early=False),
     "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),
     **{
         f"as if the members of teams {grid.text} lay apart instead of side by side": (
