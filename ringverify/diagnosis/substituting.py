@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -122,6 +123,12 @@ def _highest(scene: Scene) -> Array:
     return found
 
 
+def _log_of_all_keys(more: int, scene: Scene) -> Array:
+    """Return lse, and in rows without keys and sinks the logarithm of how many keys there are, or one more."""
+    lse, n = _inner(scene).lse, scene.problem.nk + more
+    return np.where(np.isneginf(lse), np.log(n) if n else -np.inf, lse)
+
+
 def _largest_part(scene: Scene) -> Array:
     inner = _inner(scene)
     parts = [
@@ -147,6 +154,10 @@ LSES: dict[str, Callable[[Scene], Array]] = {
     ),
     "is that of all keys, whatever the mask, and out is not": lambda scene: _summed(
         scene, unmasked(scene)[0], np.ones_like(_inner(scene).m)
+    ),
+    "is log(number of keys) in rows without keys, whose scores are taken for 0": functools.partial(_log_of_all_keys, 0),
+    "is log(number of keys + 1) in rows without keys, whose scores are taken for 0, and that of a sink": (
+        functools.partial(_log_of_all_keys, 1)
     ),
     "is -inf in rows without keys, though there are sinks": lambda scene: np.where(
         (_inner(scene).m > 0).any(axis=-1), _inner(scene).lse, -np.inf

@@ -1,6 +1,7 @@
 """What lse is instead, by formula; and a key of 0 that counts beside all others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from mechanisms import case_of, explaining, library, seen
 
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
 DECLARED = Capabilities(causal="never", gradients=False, lse=True)
@@ -59,6 +61,28 @@ def test_another_lse_is_told(words):
     told = [one.sentence() for one in HYPOTHESES if all(one.explains(scene) is not None for scene in scenes)]
     assert told
     assert all(one.startswith(words) for one in told)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (0, "lse is log(number of keys) in rows without keys, whose scores are taken for 0"),
+        (1, "lse is log(number of keys + 1) in rows without keys, whose scores are taken for 0, and that of a sink"),
+    ],
+)
+def test_an_lse_of_rows_without_keys_whose_scores_are_0_is_told(more, words):
+    """A safe softmax, whose lse is not put back."""
+
+    def returned(here, found):
+        out, lse = STEPS.returned(here, found)
+        return out, torch.where(lse == -math.inf, math.log(here.problem.nk + more), lse)
+
+    safe = Implementation(ring_of(replace(STEPS, returned=returned)), "safe", EVERYTHING)
+    cases = [case_of(causal=True, key_length=n, sinks=sinks) for n, sinks in ((5, False), (7, False), (5, True))]
+    (*scenes, sunk), _ = seen(safe, cases, gradients=False)
+    assert not wrong_tensors(sunk)
+    told = [one.sentence() for one in HYPOTHESES if all(one.explains(scene) is not None for scene in (*scenes, sunk))]
+    assert told == [words]
 
 
 def test_of_a_right_lse_nothing_is_told():

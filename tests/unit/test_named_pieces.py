@@ -141,6 +141,23 @@ def of_early_rows(here, owner, i, j):
     return near(here, rows if causal and owner > here.rank else i, j) & (not causal or j <= i)
 
 
+def as_if_consecutive(here, owner, i, j):
+    """A rank's queries of a document end their keys where as many rows as they are would end."""
+    bounds = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    number = torch.bucketize(i, bounds, right=True)
+    first = torch.stack([i[number == number[row]].min() for row in range(len(i))])[:, None]
+    return not here.problem.causal or j < first + (number == number.T).sum(dim=1, keepdim=True)
+
+
+def begun_by_the_window(here, owner, i, j):
+    """The left end of a window takes the place of the beginning of the document."""
+    bounds = torch.tensor(here.problem.documents or (0, here.problem.nk))
+    left = (here.problem.window or (None, None))[0]
+    of_query, of_key = (torch.bucketize(x, bounds, right=True) for x in (i, j))
+    there = (of_key == of_query) | ((left is not None) & (of_key < of_query))
+    return near(here, i, j) & there & (of_query > 0) & (of_query < len(bounds))
+
+
 BLOCK = [Dilation(((w, r),), heads="shared", head_offset="block") for w, r in ((7, 3), (6, 2))]
 SPLIT = [Dilation(((w, 1),), heads="split") for w in (2, 3, 4)]
 
@@ -233,6 +250,20 @@ READ = {
         [case_of(causal=True, window=(3, None), sharding="zigzag", size=2),
          case_of(causal=True, window=(5, 1), sharding="zigzag", query_length=19)],
         [case_of(causal=True, window=(11, None), sharding="zigzag"), case_of(window=(3, None), sharding="zigzag")],
+    ),
+    "under a causal mask, a rank's queries of each document, or of a sequence without documents, attend no key from "
+    "the first one's position + their number on, as if they were consecutive": (
+        where(as_if_consecutive),
+        [case_of(causal=True, sharding="zigzag"),
+         case_of(causal=True, sharding="zigzag", documents=(0, 10, 12), size=2)],
+        [case_of(causal=True), case_of(sharding="zigzag"),
+         case_of(causal=True, sharding="zigzag", documents=(0, 6, 12), size=2)],
+    ),
+    "keys before a document are attended by its queries where a window is bounded on the left: that takes the place of "
+    "the document's beginning": (
+        attending(begun_by_the_window),
+        [case_of(documents=(1, 5, 12), window=(2, 1)), case_of(documents=(0, 4, 9, 11), window=(3, None), size=2)],
+        [case_of(documents=(0, 4, 12), window=(None, 1)), case_of(documents=(0, 5, 12)), case_of(window=(2, 1))],
     ),
     "a block is skipped if its first key lies in an earlier document than the rank's first query": (
         where(earlier_document),

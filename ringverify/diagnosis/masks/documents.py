@@ -113,6 +113,29 @@ def one_end_ignored(beginning: bool, pairs: Pairs) -> Counts | None:
     return np.where((number >= 0) & inside, rest, 0)
 
 
+def _begun_by_window(pairs: Pairs) -> Counts | None:
+    """Return counts if keys before a document are attended too, where a window is bounded on the left."""
+    return one_end_ignored(True, pairs) if (pairs.problem.window or (None,))[0] is not None else None
+
+
+def _as_if_consecutive(by_document: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if a rank's queries attend as many keys as they are, from where the first of them may attend on.
+
+    Args:
+        by_document: whether that is so of those of each document.
+        pairs: the pairs.
+    """
+    p, found = pairs.problem, pairs.true.copy()
+    if not p.causal or pairs.case.replicated:
+        return None
+    offsets = np.array((by_document and p.documents) or (0, p.nq))
+    for held in pairs.queries.shards:
+        number = bounds(offsets, held)
+        for rows in (held[number == document] for document in np.unique(number)):
+            found[:, :, rows, max(0, rows[0] + p.diagonal + len(rows)) :] = 0
+    return found
+
+
 def _slices_exchanged(pairs: Pairs) -> Counts | None:
     """Return counts if slices of a document, which two ranks have, are moved the wrong way by a causal mask."""
     if not pairs.problem.causal or pairs.case.sharding != "contiguous" or pairs.problem.diagonal:
@@ -264,6 +287,19 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
     ):
         says = f"a rank leaves out its queries whose document, or sequence without documents, {which}"
         yield Otherwise(says, functools.partial(_spanning, before, after), 0.5)
+    for by_document, whose in ((False, ""), (True, " of each document, or of a sequence without documents,")):
+        yield Otherwise(
+            f"under a causal mask, a rank's queries{whose} attend no key from the first one's position + their number "
+            "on, as if they were consecutive",
+            functools.partial(_as_if_consecutive, by_document),
+            0.5,
+        )
+    yield Otherwise(
+        "keys before a document are attended by its queries where a window is bounded on the left: that takes the "
+        "place of the document's beginning",
+        _begun_by_window,
+        0.5,
+    )
     for beginning, which in ((True, "before"), (False, "after")):
         bound = "end" if beginning else "beginning"
         says = f"keys {which} a document are attended by its queries: only its {bound} bounds"
