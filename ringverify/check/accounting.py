@@ -179,12 +179,6 @@ class Account:
             if against:
                 explain = functools.partial(explain, beside=against[:BESIDE])
                 diagnosis = attempt(self._mishaps, "explaining these too", explain, None) or Diagnosis()
-        if needs is not None and diagnosis.text is None and (fuller := needs.fuller()) is not None:
-            explain = functools.partial(
-                explained, self._runner, self._property, violation, fuller, first, needs, self._known
-            )
-            found = attempt(self._mishaps, "explaining a larger case", explain, None) or Diagnosis()
-            diagnosis = dataclasses.replace(found, where=diagnosis.where, region=diagnosis.region)
         if diagnosis.text is not None and violation.kind in TELLING and (there := self._simulated()) is not None:
             hazard = attempt(self._mishaps, "watching its messages", lambda: self._hazard(there), None)
             if hazard is not None:

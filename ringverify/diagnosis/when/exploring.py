@@ -338,10 +338,6 @@ class Exploration:
         )
         return sorted(dict.fromkeys(plain), key=effort)
 
-    def keys_everywhere(self, case: Case) -> int:
-        """Return the fewest keys that a rank holds."""
-        return int(features(case, self.varying.c)["keys_everywhere"])
-
     def scattered(self, cases: Sequence[Case], draw: random.Random, *, cotangents: bool) -> Iterator[Case]:
         """Yield small cases without end, made of others; where no gradients are compared, a cotangent is no matter."""
         for case in self.varying.scattered(cases, draw):

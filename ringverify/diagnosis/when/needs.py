@@ -61,9 +61,6 @@ USUAL = 1.0005
 ALL_HOLD = "length with tokens on every rank"
 """What is no matter where a length does not matter, unless it is so short that a rank holds nothing."""
 
-FULL = 2
-"""Keys on every rank, from which on little coincides."""
-
 CHANCE = 3
 """Cases that have to fail with some of their seeds only, before values are said to matter."""
 
@@ -102,18 +99,6 @@ class Needs:
     failing: tuple[Case, ...] = ()
     passing: tuple[Case, ...] = ()
     exploration: Exploration | None = dataclasses.field(default=None, repr=False, compare=False)
-
-    def fuller(self) -> Case | None:
-        """Return the smallest case that failed with `FULL` keys or more on every rank, if the smallest of all has not.
-
-        In a case in which some rank holds one key or none, much coincides that its cause tells apart.
-        """
-        x = self.exploration
-        if x is None:
-            return None
-        full = [one for one in x.failing() if x.keys_everywhere(one) >= FULL and x.runs.get(one) and not one.chunks]
-        full.sort(key=lambda one: (one.values != "normal", sum(bool(getattr(one.problem, name)) for name in MASKS)))
-        return None if x.keys_everywhere(x.case) >= FULL else next(iter(full), None)
 
     def told(self) -> Needed:
         """Return it in the form that events have."""
