@@ -25,6 +25,7 @@ from ringverify.faults.arithmetic import rounded
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.merging import ORDERS, in_order, online
 from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.precision import back_through_the_ring, summed_in_input_dtype
 from ringverify.faults.ring import BACKWARD, FORWARD, STEPS, Steps, travel
 
 MOST = 0.8
@@ -182,6 +183,14 @@ _ROUNDING.append(
     (
         "dk and dv travel in the input dtype: what each rank adds, and every sum, is rounded to it",
         replace(STEPS, travel=_carried),
+        ("accumulates", "reduces"),
+    )
+)
+_ROUNDING.append(
+    (
+        "dk and dv go back through the ring in the input dtype, those of the last hop first: what each rank adds, and "
+        "every sum, is rounded to it",
+        summed_in_input_dtype(step_by_step=True, order=back_through_the_ring),
         ("accumulates", "reduces"),
     )
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -179,8 +180,23 @@ FAULTS.add(
 )
 
 
-def summed_in_input_dtype(*, step_by_step: bool) -> Steps:
-    """Round what each rank adds to dk and dv to the dtype of the inputs before these are summed over ranks."""
+def by_rank(here: Here) -> list[int]:
+    """Return all ranks in order."""
+    return list(range(here.size))
+
+
+def back_through_the_ring(here: Here) -> list[int]:
+    """Return the ranks to which the rank's block came, the last one first."""
+    return [(here.rank + hop) % here.size for hop in reversed(range(here.size))]
+
+
+def summed_in_input_dtype(*, step_by_step: bool, order: Callable[[Here], list[int]] = by_rank) -> Steps:
+    """Round what each rank adds to dk and dv to the dtype of the inputs before these are summed over ranks.
+
+    Args:
+        step_by_step: whether every sum is rounded, not only the last one.
+        order: in which order ranks add to what the rank in hand holds.
+    """
 
     def summed(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
         dtype = getattr(torch, here.problem.dtype)
@@ -197,7 +213,8 @@ def summed_in_input_dtype(*, step_by_step: bool) -> Steps:
             everyone = (
                 {rank: steps.gather(here, parts[rank][of]) for rank in range(here.size)} if len(parts) > 1 else {}
             )
-            for x in everyone.get(here.rank, [part[of]]):
+            given = everyone.get(here.rank)
+            for x in [part[of]] if given is None else [given[rank] for rank in order(here)]:
                 rounded = x.to(dtype).to(here.wide)
                 total = rounded if total is None else total + rounded
                 total = total.to(dtype).to(here.wide) if step_by_step else total

@@ -736,3 +736,51 @@ def test_gradients_that_travel_in_the_input_dtype_are_told():
     words = "dk and dv travel in the input dtype: what each rank adds, and every sum, is rounded to it"
     (found,) = [one for one in ROUNDED if one.sentence() == words]
     assert all(found.explains(scene) is not None for scene in scenes)
+
+
+class SentOn(torch.autograd.Function):
+    """A block that goes to the next rank, and its gradient back."""
+
+    @staticmethod
+    def forward(ctx, x, call):
+        ctx.call = call
+        return moved(x, call, 1)
+
+    @staticmethod
+    def backward(ctx, dx):
+        return moved(dx, ctx.call, -1), None
+
+
+def moved(x, call, by):
+    """What the rank so far before sends."""
+    into, size = torch.empty_like(x), call.world_size
+    peers = [dist.get_global_rank(call.group, (call.rank + step) % size) for step in (by, -by)]
+    sent = dist.P2POp(dist.isend, x.contiguous(), peers[0], group=call.group)
+    for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, into, peers[1], group=call.group)]):
+        work.wait()
+    return into
+
+
+def test_gradients_that_autograd_sends_back_in_the_input_dtype_are_told():
+    """Those of the last hop set out first, and each rank adds its own."""
+
+    def attend(q, k, v, call):
+        block, parts = torch.cat([k, v], dim=-1), []
+        for hop in range(call.world_size):
+            block = SentOn.apply(block, call) if hop else block
+            k, v = (x.float() for x in block.split((k.size(-1), v.size(-1)), dim=-1))
+            s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q.float(), k)
+            parts.append((s.logsumexp(-1), torch.einsum("bhqk,bkhd->bhqd", s.softmax(-1), v)))
+        lse = torch.stack([one for one, _ in parts]).logsumexp(0)
+        out = sum((one - lse).exp()[..., None] * x for one, x in parts)
+        return out.transpose(1, 2).to(q.dtype), lse
+
+    declared = Capabilities(causal="never", lse=True, lse_gradient=True, dtypes=("bfloat16",))
+    cases = [case_of(size=size, query_length=4 * size, dtype="bfloat16", head_dim=16) for size in (2, 3, 4)]
+    scenes, _ = seen(Implementation(attend, "back", declared), cases, gradients=True)
+    words = (
+        "dk and dv go back through the ring in the input dtype, those of the last hop first: what each rank adds, and "
+        "every sum, is rounded to it"
+    )
+    (found,) = [one for one in ROUNDED if one.sentence() == words]
+    assert all(found.explains(scene) is not None for scene in scenes)
