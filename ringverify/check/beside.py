@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import worst
-from ringverify.cases.running import Runner
+from ringverify.cases.running import Observation, Runner
 from ringverify.check.outside import why_not_outside
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint
@@ -98,10 +98,14 @@ def _layout(runner: Runner, case: Case, violation: Violation) -> Iterator[Hint]:
         return
     layout: TensorLayout = "bshd" if c.tensor_layout == "bhsd" else "bhsd"
     try:
-        if violation.kind == "raised" and runner.run(case, gradients=c.gradients).failure is None:
-            return  # it does not raise in a single call, so the layout is not the cause
-        observation = runner.run(case, gradients=c.gradients, layout=layout)
+        declared, other = (runner.run(case, gradients=c.gradients, layout=one) for one in (None, layout))
     except WorldUnavailable:
         return
-    if observation.failure is None and worst(case, c, observation, all_tensors(c))[1] is None:
+
+    def right(seen: Observation) -> bool:
+        return seen.failure is None and worst(case, c, seen, all_tensors(c))[1] is None
+
+    if violation.kind == "raised" and declared.failure is None:
+        return  # it does not raise in a single call, so the layout is not the cause
+    if right(other) and not right(declared):
         yield Hint(f'The case is right where tensors are given as "{layout}": declare tensor_layout="{layout}"')

@@ -149,6 +149,33 @@ def as_if_consecutive(here, owner, i, j):
     return not here.problem.causal or j < first + (number == number.T).sum(dim=1, keepdim=True)
 
 
+def tiles_as_if_consecutive(here, owner, i, j):
+    """The same of 4 rows at a time."""
+    first = torch.cat([rows[:1] + len(rows) + 0 * rows for rows in i.split(4)])
+    return not here.problem.causal or j < first
+
+
+def past_the_shortest(here, owner, i, j):
+    """A block of which one batch entry has nothing is left out of all."""
+    lengths = here.problem.key_lengths
+    return lengths is None or j.min() < min(lengths)
+
+
+def cut_at_floors(here, owner, i, j):
+    """Keys of zigzag shards are put where pieces would lie that are cut at i * length // (2 ranks)."""
+    n, count = here.problem.nk, 2 * here.size
+    taken = [range(piece * n // count, (piece + 1) * n // count) for piece in (owner, count - 1 - owner)]
+    at = torch.tensor([*taken[0], *taken[1]])
+    return not here.problem.causal or at <= i
+
+
+def by_the_longest(here, owner, i, j):
+    """Queries are level with the end of the longest batch entry."""
+    lengths = here.problem.key_lengths or (here.problem.nk,)
+    there = j < torch.tensor(lengths)[:, None, None, None]
+    return there & (not here.problem.causal or j <= i + max(lengths) - here.problem.nq)
+
+
 def begun_by_the_window(here, owner, i, j):
     """The left end of a window takes the place of the beginning of the document."""
     bounds = torch.tensor(here.problem.documents or (0, here.problem.nk))
@@ -258,6 +285,29 @@ READ = {
          case_of(causal=True, sharding="zigzag", documents=(0, 10, 12), size=2)],
         [case_of(causal=True), case_of(sharding="zigzag"),
          case_of(causal=True, sharding="zigzag", documents=(0, 6, 12), size=2)],
+    ),
+    "under a causal mask, each tile of 4 queries of a shard attends no key from the first one's position + their "
+    "number on, as if they were consecutive": (
+        where(tiles_as_if_consecutive),
+        [case_of(causal=True, sharding="zigzag", size=2), case_of(causal=True, sharding="zigzag", query_length=14)],
+        [case_of(causal=True), case_of(causal=True, sharding="zigzag", query_length=16, size=2)],
+    ),
+    "a block is skipped in all batch entries if its first key is past the shortest of key_lengths": (
+        where(past_the_shortest),
+        [case_of(batch=2, key_lengths=(3, 11)), case_of(batch=3, key_lengths=(6, 10, 2), size=2)],
+        [case_of(batch=2, key_lengths=(7, 8), size=2), case_of(batch=2, key_lengths=(5, 5))],
+    ),
+    "pieces of zigzag shards of keys are taken to be cut at i * length // (2 ranks): keys are put at other positions, "
+    "and what is longer than that is lost, what is shorter filled up with zeros": (
+        attending(cut_at_floors),
+        [case_of(causal=True, sharding="zigzag", query_length=n) for n in (9, 15)],
+        [case_of(causal=True, sharding="zigzag", query_length=8, size=2), case_of(sharding="zigzag", query_length=9)],
+    ),
+    "the causal mask is made with cross lengths aligned by the longest key length - queries instead of keys - "
+    "queries": (
+        attending(by_the_longest),
+        [case_of(causal=True, batch=2, key_lengths=(9, 5)), case_of(causal=True, key_lengths=(7,), key_length=14)],
+        [case_of(causal=True, batch=2, key_lengths=(12, 5)), case_of(batch=2, key_lengths=(9, 5))],
     ),
     "keys before a document are attended by its queries where a window is bounded on the left: that takes the place of "
     "the document's beginning": (

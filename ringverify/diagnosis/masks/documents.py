@@ -10,6 +10,7 @@ import numpy as np
 
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
+from ringverify.faults.merging import TILES
 
 
 def document_before(pairs: Pairs) -> Counts | None:
@@ -118,20 +119,35 @@ def _begun_by_window(pairs: Pairs) -> Counts | None:
     return one_end_ignored(True, pairs) if (pairs.problem.window or (None,))[0] is not None else None
 
 
-def _as_if_consecutive(by_document: bool, pairs: Pairs) -> Counts | None:
-    """Return counts if a rank's queries attend as many keys as they are, from where the first of them may attend on.
+def _runs_of_documents(pairs: Pairs, held: Ints) -> list[Ints]:
+    """Return the queries of a rank of each document, and those of none."""
+    number = bounds(np.array(pairs.problem.documents or (0, pairs.problem.nq)), held)
+    return [held[number == document] for document in np.unique(number)]
 
-    Args:
-        by_document: whether that is so of those of each document.
-        pairs: the pairs.
-    """
+
+Runs = Callable[[Pairs, Ints], list[Ints]]
+"""What is taken for consecutive of the queries that a rank holds."""
+
+CONSECUTIVE: dict[str, Runs] = {
+    "a rank's queries attend": lambda pairs, held: [held],
+    "a rank's queries of each document, or of a sequence without documents, attend": _runs_of_documents,
+    **{
+        f"each tile of {tile} queries of a shard attends": (
+            lambda pairs, held, tile=tile: np.split(held, range(tile, len(held), tile))  # type: ignore[misc]
+        )
+        for tile in TILES
+    },
+}
+"""Which queries these may be, in words."""
+
+
+def _as_if_consecutive(runs: Runs, pairs: Pairs) -> Counts | None:
+    """Return counts if queries attend as many keys as they are, from where the first of them may attend on."""
     p, found = pairs.problem, pairs.true.copy()
     if not p.causal or pairs.case.replicated:
         return None
-    offsets = np.array((by_document and p.documents) or (0, p.nq))
     for held in pairs.queries.shards:
-        number = bounds(offsets, held)
-        for rows in (held[number == document] for document in np.unique(number)):
+        for rows in runs(pairs, held) if len(held) else ():
             found[:, :, rows, max(0, rows[0] + p.diagonal + len(rows)) :] = 0
     return found
 
@@ -287,11 +303,11 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
     ):
         says = f"a rank leaves out its queries whose document, or sequence without documents, {which}"
         yield Otherwise(says, functools.partial(_spanning, before, after), 0.5)
-    for by_document, whose in ((False, ""), (True, " of each document, or of a sequence without documents,")):
+    for who, runs in CONSECUTIVE.items():
         yield Otherwise(
-            f"under a causal mask, a rank's queries{whose} attend no key from the first one's position + their number "
-            "on, as if they were consecutive",
-            functools.partial(_as_if_consecutive, by_document),
+            f"under a causal mask, {who} no key from the first one's position + their number on, as if they were "
+            "consecutive",
+            functools.partial(_as_if_consecutive, runs),
             0.5,
         )
     yield Otherwise(

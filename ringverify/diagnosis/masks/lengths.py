@@ -98,6 +98,14 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         0.5,
         lambda pairs: _told_by_own_rows(pairs, of_padding=True).sum(axis=-1),
     )
+    for where, begins in CUT.items():
+        says = f"pieces of zigzag shards of keys are taken to be cut at {where}: keys are put at other positions, and "
+        yield Otherwise(
+            f"{says}what is longer than that is lost, what is shorter filled up with zeros",
+            lambda pairs, begins=begins: _cut_elsewhere(begins, pairs)[0],  # type: ignore[misc]
+            0.5,
+            lambda pairs, begins=begins: _cut_elsewhere(begins, pairs)[1],  # type: ignore[misc]
+        )
     for lse, what in ((0.0, "0, lse too"), (-np.inf, "those of a row without keys")):
         yield Otherwise(
             "rows of shards that are padded to the longest are taken for positions 0, 1, …: those of padding are "
@@ -230,6 +238,36 @@ def _padded_in_front(pairs: Pairs) -> tuple[Counts, Counts]:
         counts[..., held[: len(held) - short]] = pairs.true[..., held[short:]]
         zeros = zeros + pairs.true[..., held[:short]].sum(axis=-1)
     return (pairs.true, zeros * 0) if keys.total == 0 or pairs.case.replicated else (counts, zeros)
+
+
+CUT: dict[str, Callable[[int, int], list[int]]] = {
+    "i * length // (2 ranks)": lambda n, count: [i * n // count for i in range(count + 1)],
+    "i * (length // (2 ranks)), what is left over being of the last one": lambda n, count: [
+        *(i * (n // count) for i in range(count)),
+        n,
+    ],
+    "i * (length // (2 ranks)), the last of them one longer each": lambda n, count: [
+        i * (n // count) + max(0, i - count + n % count) for i in range(count + 1)
+    ],
+    "i * ceil(length / (2 ranks))": lambda n, count: [min(n, i * -(-n // count)) for i in range(count + 1)],
+}
+"""Where the pieces of a sequence may be taken to begin, and the last one to end, by its length and their number."""
+
+
+def _cut_elsewhere(begins: Callable[[int, int], list[int]], pairs: Pairs) -> tuple[Counts, Counts]:
+    """Return counts of keys, and of zeros, if zigzag shards of keys are taken for those of other pieces."""
+    counts, count = np.zeros_like(pairs.true), 2 * pairs.size
+    zeros, every = counts.sum(axis=-1), begins(pairs.keys.total, count)
+    if pairs.case.sharding != "zigzag":
+        return pairs.true, zeros
+    for rank, held in enumerate(pairs.keys.shards):
+        taken = [j for piece in (rank, count - 1 - rank) for j in range(every[piece], every[piece + 1])]
+        for place, position in enumerate(taken):
+            if place < len(held):
+                counts[..., held[place]] = pairs.true[..., position]
+            else:
+                zeros = zeros + pairs.true[..., position]
+    return counts, zeros
 
 
 def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:

@@ -300,6 +300,9 @@ def _in_whole_shards(pairs: Pairs, *, up: bool) -> int:
 ALIGNED: dict[str, Callable[[Pairs], int]] = {
     "max(keys - queries, 0)": lambda pairs: max(pairs.problem.diagonal, 0),
     "min(keys - queries, 0)": lambda pairs: min(pairs.problem.diagonal, 0),
+    "the longest key length - queries": lambda pairs: (
+        max(pairs.problem.key_lengths or (pairs.problem.nk,)) - pairs.problem.nq
+    ),
     "|keys - queries|": lambda pairs: abs(pairs.problem.diagonal),
     "the difference of both lengths, padded to a multiple of the ranks,": functools.partial(_in_whole_shards, up=True),
     "ranks * (keys // ranks - queries // ranks)": functools.partial(_in_whole_shards, up=False),

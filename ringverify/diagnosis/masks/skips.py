@@ -225,6 +225,12 @@ def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
 
+def _past_the_shortest(pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether the first key is padding in some batch entry."""
+    lengths = pairs.problem.key_lengths
+    return None if lengths is None else np.asarray(at.keys["first"] >= min(lengths))
+
+
 def _padded_at_its_end(pairs: Pairs, at: Ends) -> Mask | None:
     if pairs.problem.key_lengths is None:
         return None
@@ -349,6 +355,10 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         functools.partial(after_either, "first", "last", True),
     )
     yield "a block is skipped if its last key is padding", _padded_at_its_end
+    yield (
+        "a block is skipped in all batch entries if its first key is past the shortest of key_lengths",
+        _past_the_shortest,
+    )
     yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned

@@ -20,6 +20,7 @@ import numpy as np
 from ringref.pattern import branches_through, multiplicity
 from ringref.problem import Problem
 from ringverify.cases.case import Case, even_multiple
+from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
 
@@ -425,6 +426,9 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "softcap": ("softcap", "softcap", 1.0, lambda one: one.p.softcap is not None),
     "no_softcap": ("no softcap", "softcap", 1.2, lambda one: one.p.softcap is None),
     "sinks": ("learned sinks", "sinks", 1.0, lambda one: one.p.sinks),
+    "no_sinks": ("no learned sinks", "sinks", 1.2, lambda one: not one.p.sinks),
+    "sinkless": ("a head without a sink, or with one of −inf", "sinks+values", 1.25,
+        lambda one: (sinks := make_inputs(one.case).sinks) is None or bool(np.isneginf(sinks).any())),
     "scale": ("a scale of its own", "scale", 1.0,
         lambda one: one.p.scale is not None and one.p.scale != one.p.head_dim**-0.5),
     "negative_scale": ("a negative scale", "scale", 1.2, lambda one: one.p.scale_value < 0),
