@@ -23,6 +23,7 @@ from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property
+from ringverify.worlds.patience import slowness
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _smallest(
         if there is not None and depends_on_messages(case, there):
             return (), case, Judgement(0.0, None)
         # What it was shrunk to may need a call that was made on the way to it.
-        until = time.monotonic() + STATE_SEARCH
+        until = time.monotonic() + STATE_SEARCH * slowness()
         for one in dict.fromkeys((case, found.case)):
             before = tuple(dict.fromkeys((found.case, *found.history)))
             after, smaller, seen = what_it_follows(property, runner, one, before, share, until=until)

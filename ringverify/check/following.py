@@ -22,6 +22,7 @@ from ringverify.diagnosis.when.conditions import MASKS
 from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.properties.property import Judgement, Property
+from ringverify.worlds.patience import slowness
 
 STATE_HISTORY = 256
 """How many earlier cases, those most like it, are run all together before one of them is suspected."""
@@ -30,7 +31,10 @@ STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
 
 STATE_SEARCH = 10.0
-"""Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two."""
+"""Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two.
+
+They are those of a quick processor, as are those for shrinking: a slow one has more.
+"""
 
 STATE_SHRINKING = 10.0
 """Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
@@ -93,7 +97,7 @@ def what_it_follows(
             if not both(case, change):
                 continue
             one = shrink(
-                case, functools.partial(both, change=change), runner.capabilities, seconds=STATE_SHRINKING
+                case, functools.partial(both, change=change), runner.capabilities, seconds=STATE_SHRINKING * slowness()
             ).case
             other = like(one, change)
             if other is not None and same_failure(found := after(other, one), after(other, one)):
@@ -105,7 +109,7 @@ def what_it_follows(
         if time.monotonic() > share.late:
             break
         if same_failure(after(earlier), after(earlier)):
-            one = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING).case
+            one = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING * slowness()).case
             for change in _together(differing(one, case)):  # in as few fields as it takes
                 closer = like(one, change)
                 one = closer if closer is not None and fails(closer) else one
