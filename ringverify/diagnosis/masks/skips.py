@@ -355,10 +355,6 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         functools.partial(after_either, "first", "last", True),
     )
     yield "a block is skipped if its last key is padding", _padded_at_its_end
-    yield (
-        "a block is skipped in all batch entries if its first key is past the shortest of key_lengths",
-        _past_the_shortest,
-    )
     yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
@@ -370,6 +366,10 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
     for axis, one in enumerate(("batch entry", "head")):
         says = f"a block is skipped in all if it holds no key to attend in one {one}"
         yield says, functools.partial(_empty_for_one, axis)
+    yield (
+        "a block is skipped in all batch entries if its first key is past the shortest of key_lengths",
+        _past_the_shortest,
+    )
     for tile in TILES:
         whose = f"a tile of {tile} keys of a shard is skipped"
         says = f"{whose} if its last one lies before the window of the rank's first query"

@@ -126,6 +126,10 @@ class Board:
                     best = (split, index)
         return None if best is None else self.cases[best[1]]
 
+    def common(self, runs: Mapping[Case, bool]) -> list[Condition]:
+        """Return the conditions that all runs that failed meet, but for those in which numbers stand for relations."""
+        return [condition for condition, _ in self._sides(runs)[0] if condition.said and not condition.limit]
+
     def _sides(self, runs: Mapping[Case, bool]) -> tuple[list[tuple[Condition, int]], int]:
         """Return the conditions that all runs that failed meet, and the runs that passed."""
         failing = self._failed(runs)

@@ -343,6 +343,16 @@ class Exploration:
         for case in self.varying.scattered(cases, draw):
             yield case if cotangents else case.replace(cotangent=self.case.cotangent)
 
+    def least_alike(self, cases: Sequence[Case]) -> Case | None:
+        """Return the case that lacks most of what all runs that failed have in common; `None` if none lacks anything.
+
+        Whether it fails or passes, much that might have been the reason is told apart from it.
+        """
+        common = self._board.common(self.runs)
+        lacking = {case: sum(not meets(one, case, self.varying.c) for one in common) for case in cases}
+        best = max(cases, key=lacking.__getitem__, default=None)
+        return best if best is not None and lacking[best] else None
+
     def foretold(self, case: Case) -> bool:
         """Run a case, and return whether its outcome is what the explanation says; if not, look for another one.
 

@@ -13,8 +13,10 @@ from ringverify.diagnosis.when.needs import Needs, said
 RUNS = 90
 """Further runs, at most."""
 
-CASES = 400
-"""Cases that are drawn for it, at most: those that lack two conditions teach little, and are not run."""
+ROUND = 12
+"""Cases that are drawn at a time. Of those that meet all conditions the one is run that is least like all that failed,
+and one that lacks a single condition: those that lack two teach little.
+"""
 
 BASES = 12
 """Cases that failed, the smallest first, of which others are made."""
@@ -44,19 +46,23 @@ def held_against_runs(needs: Needs, *, gradients: bool, left: Callable[[], float
     failing = x.failing()[:BASES]
     scattered = x.scattered(failing, random.Random(0), cotangents=gradients)
     with contextlib.suppress(Spent):
-        for case in itertools.islice(scattered, CASES):
-            if case in x.runs or sum(not x.met(case, [one]) for one in explanation) > 1:
-                continue
-            if not x.foretold(case):
-                explanation = x.explanation()
-            if x.runs.get(case):
-                failing.append(case)
+        for _ in range(RUNS if failing else 0):
+            cases = [case for case in itertools.islice(scattered, ROUND) if case not in x.runs]
+            explanation = x.explanation()
+            lacking = {case: sum(not x.met(case, [one]) for one in explanation) for case in cases}
+            chosen = [x.least_alike([case for case in cases if not lacking[case]])]
+            chosen += [next((case for case in cases if lacking[case] == 1), None)]
+            for case in chosen:
+                if case is not None:
+                    x.foretold(case)
+                    failing += [case] if x.runs.get(case) else []
     explanation = x.explanation()
     passing = [case for case, failed in x.runs.items() if not failed]
     backed = {
         one.text
         for one in explanation
-        if sum(not x.met(case, [one]) for case in passing if x.met(case, [o for o in explanation if o is not one]))
+        if one.limit == 1  # what divides a number stands for a tile
+        and sum(not x.met(case, [one]) for case in passing if x.met(case, [o for o in explanation if o is not one]))
         >= BACKED
     }
     exceptions = sum(x.met(case, explanation) for case in passing)
