@@ -26,7 +26,7 @@ from ringverify.check.likewise import explained_likewise
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.searching import Counterexample
 from ringverify.check.suggesting import suggested
-from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_messages, of_state
+from ringverify.diagnosis.conduct import differing, of_deadlock, of_group, of_messages, of_state, untied
 from ringverify.diagnosis.diagnose import WALL, Diagnosis
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.sizes import SizedError, of_sizes
@@ -113,7 +113,7 @@ class Account:
         if unwritten is not None:
             diagnosis, told = Diagnosis(UNWRITTEN), self._when_it_is_read(unwritten) or told
         elif unsteady and self._shown.after:
-            requires, cause = of_state(tuple(differing(self._case, self._shown.after[0])))
+            requires, cause = of_state(untied(differing(self._case, self._shown.after[0])))
             diagnosis, told = Diagnosis(cause), Needed(requires=(requires,), irrelevant=(), complete=True)
         elif diagnosis.text is None and self._late is not None:
             conduct = attempt(self._mishaps, "naming the cause", lambda: self._conduct(needs), None)

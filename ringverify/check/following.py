@@ -17,7 +17,7 @@ from ringverify.check.explaining import afresh
 from ringverify.check.repeating import same_failure
 from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Counterexample, Found
-from ringverify.diagnosis.conduct import differing
+from ringverify.diagnosis.conduct import TIED, differing
 from ringverify.diagnosis.when.conditions import MASKS
 from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
@@ -56,9 +56,6 @@ KEPT_BY = {
     "dtype": "dtype",
 }
 """Factors by which state may be kept, each with its field; the likeliest first."""
-
-TIED = {"heads": "key_heads", "head_dim": "value_dim", "query_length": "key_length"}
-"""Fields whose value may have to be changed together with another one's."""
 
 VALUES = 6
 """Values of a field with which an earlier call is tried that is like the later one in all else."""

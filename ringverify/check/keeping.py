@@ -17,16 +17,17 @@ import numpy as np
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner, shards
 from ringverify.check.explaining import afresh
-from ringverify.check.following import KEPT_BY, PLACES, TIED, changed
+from ringverify.check.following import KEPT_BY, PLACES, changed
 from ringverify.check.searching import Counterexample
-from ringverify.diagnosis.conduct import CallRelation, differing, in_words, of_state
+from ringverify.diagnosis.conduct import TIED, CallRelation, differing, in_words, of_state, untied
 from ringverify.diagnosis.when.conditions import FLAGS, MASKS
 from ringverify.diagnosis.when.needs import MOST_RANKS
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.properties.property import Property
+from ringverify.worlds.patience import slowness
 
 STATE_VARYING = 6.0
-"""Seconds for what both need, and for how they relate each; every variant costs a fresh process."""
+"""Seconds of a quick processor for what both need, and for how they relate each; a variant costs a fresh process."""
 
 POSITIONS = "positions on a rank"
 """What is the same, where other lengths or ranks do as long as some rank holds the same positions."""
@@ -64,9 +65,10 @@ class TwoCalls:
     """
 
     def __init__(self, property: Property, runner: Runner, earlier: Case, case: Case) -> None:
-        self._property, self._runner, self._until = property, runner, time.monotonic() + STATE_VARYING
+        self._property, self._runner, self._until = property, runner, time.monotonic() + STATE_VARYING * slowness()
         self.earlier, self.case = earlier, case
-        self.fields = tuple(differing(case, earlier))
+        self._unlike = differing(case, earlier).keys()
+        self.fields = untied(self._unlike)
         self._varying = Varying(runner.capabilities, MOST_RANKS)
 
     def in_time(self) -> bool:
@@ -104,7 +106,7 @@ class TwoCalls:
         """Return the factors that have to be the same in both, and those of which the earlier call needs enough."""
         alike, enough = list[str](), list[CallRelation]()
         for factor, field in KEPT_BY.items():
-            if field in self.fields or not self.in_time():
+            if field in self._unlike or not self.in_time():
                 continue
             sides = self._with_less_and_more(factor, field)
             if True in sides and False not in sides:

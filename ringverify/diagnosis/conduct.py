@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ringref.pattern import multiplicity
 from ringverify.cases.case import GROUPS, Case
@@ -149,6 +149,16 @@ WORDS = {
 def in_words(field: str) -> str:
     """Return the name of a field of a case for a sentence."""
     return WORDS.get(field, field.replace("_", " "))
+
+
+TIED = {"heads": "key_heads", "head_dim": "value_dim", "query_length": "key_length"}
+"""Fields whose value may have to be changed together with another one's."""
+
+
+def untied(fields: Iterable[str]) -> tuple[str, ...]:
+    """Return fields without those that may have changed since another one of them has."""
+    names = tuple(fields)
+    return tuple(name for name in names if not any(TIED.get(other) == name for other in names))
 
 
 def differing(case: Case, other: Case) -> dict[str, object]:

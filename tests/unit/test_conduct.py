@@ -23,7 +23,7 @@ from ringverify.check.explaining import judged
 from ringverify.check.hunting import hunt
 from ringverify.check.sameness import ToldFailure
 from ringverify.check.searching import Counterexample, Found
-from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
+from ringverify.diagnosis.conduct import differing, of_deadlock, of_state, untied
 from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.diagnosis.when.conditions import SKIPPING, conditions, features
 from ringverify.events import Needed
@@ -802,7 +802,7 @@ def spoilt(monkeypatch, spoils, early, late):
     declared = dataclasses.replace(PLAIN, uneven=True, gqa=True)
     runner = Runner(Implementation(attend, "subject", declared), SimulatedWorld())
     violation = afresh(FORWARD, runner, [early, late]).violation
-    needs, cause = of_state(tuple(differing(late, early)))
+    needs, cause = of_state(untied(differing(late, early)))
     told = Needed(requires=(needs,), irrelevant=(), complete=True)
     found = Counterexample(late, violation, "", late, 0, True, True, (early,), Diagnosis(cause), needs=told)
     more = keeping.with_what_is_alike(FORWARD, runner, found)
@@ -836,6 +836,18 @@ def test_a_mask_that_the_earlier_call_alone_has_is_told(monkeypatch):
     same = "with the same length"
     assert requires == (f"an earlier call in the same process with a causal mask, before one without, {same}",)
     assert cause == "what an earlier call with another causal mask leaves behind in the process is used again"
+
+
+def test_two_fields_of_which_one_follows_the_other_are_told_as_one(monkeypatch):
+    """Another number of heads has other key heads too, which is no matter."""
+    late = Case(problem=Problem(query_length=4, heads=3), world_size=2)
+
+    def spoils(was, now, *_):
+        return was.heads != now.heads and was.nq == now.nq
+
+    requires, cause = spoilt(monkeypatch, spoils, late.replace(heads=4, key_heads=2), late)
+    assert requires == ("an earlier call in the same process with other heads and the same length",)
+    assert cause == "what an earlier call with other heads leaves behind in the process is used again"
 
 
 def test_what_both_calls_need_is_told(monkeypatch):
