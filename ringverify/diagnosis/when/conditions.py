@@ -760,7 +760,7 @@ def conditions(
         for n in sorted({int(one[name]) for one in cases if int(one[name]) >= LEAST}):
             meets = functools.partial(_at_least, name, n)
             factors = frozenset({"ranks", *MASKS})
-            found.append(Condition(text.format(n), factors, cost + n / 1e4, (name,), meets, limit=1))
+            found.append(Condition(text.format(n), factors, cost + n / 1e4, (name,), meets, limit=int(n > LEAST)))
     for name in (*COUNTS, *SIZES):
         replicated = any(str(one.get("sharding", "replicated")).startswith("replicated") for one in cases)
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
