@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
@@ -39,3 +40,22 @@ def test_a_message_left_over_is_told(monkeypatch):
 def test_what_is_known_and_what_is_slow_is_not_told(monkeypatch, reason):
     """Wrong values beside wrong values, and a deadline that is shorter than usual."""
     assert found_beside(monkeypatch, reason) == []
+
+
+@pytest.mark.parametrize("declared_right", [True, False])
+def test_another_layout_is_told_only_where_the_declared_one_is_wrong(monkeypatch, declared_right):
+    """A case may be right in both, and have failed by chance: here the axis of two tokens is told by its length."""
+    monkeypatch.setattr(subject, "NEIGHBOURS", ())
+
+    def attend(q, k, v, call):
+        declared = q.size(1) == 2
+        q, k, v = (x if declared else x.transpose(1, 2) for x in (q, k, v))
+        weights = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1)
+        out = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+        return (out if declared else out.transpose(1, 2)) + (declared and not declared_right)
+
+    declared = Capabilities(world_sizes=(1,), causal="never", gradients=False)
+    case = Case(problem=Problem(query_length=2), world_size=1)
+    runner = Runner(Implementation(attend, "two tokens", declared), SimulatedWorld())
+    hints = subject.beside(FORWARD, runner, runner, case, WRONG)
+    assert [("bhsd" in hint.text) for hint in hints] == ([] if declared_right else [True])

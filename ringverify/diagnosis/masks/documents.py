@@ -125,18 +125,18 @@ def _runs_of_documents(pairs: Pairs, held: Ints) -> list[Ints]:
     return [held[number == document] for document in np.unique(number)]
 
 
+def _tiles(tile: int, pairs: Pairs, held: Ints) -> list[Ints]:
+    """Return the queries of a rank, so many at a time."""
+    return np.split(held, range(tile, len(held), tile))
+
+
 Runs = Callable[[Pairs, Ints], list[Ints]]
 """What is taken for consecutive of the queries that a rank holds."""
 
 CONSECUTIVE: dict[str, Runs] = {
     "a rank's queries attend": lambda pairs, held: [held],
     "a rank's queries of each document, or of a sequence without documents, attend": _runs_of_documents,
-    **{
-        f"each tile of {tile} queries of a shard attends": (
-            lambda pairs, held, tile=tile: np.split(held, range(tile, len(held), tile))  # type: ignore[misc]
-        )
-        for tile in TILES
-    },
+    **{f"each tile of {tile} queries of a shard attends": functools.partial(_tiles, tile) for tile in TILES},
 }
 """Which queries these may be, in words."""
 

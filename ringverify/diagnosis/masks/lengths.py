@@ -70,19 +70,17 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
             functools.partial(_overlapping, queries_too, keys_too),
             0.75,
         )
-    yield Otherwise(
+    yield _with_zeros(
         "shorter shards are padded to the longest in front of their rows, and as many rows as they have are taken: "
         "zeros are attended first, and the last keys are lost",
-        lambda pairs: _padded_in_front(pairs)[0],
+        _padded_in_front,
         0.5,
-        lambda pairs: _padded_in_front(pairs)[1],
     )
-    yield Otherwise(
+    yield _with_zeros(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
         "and the last keys are cut off",
-        lambda pairs: _gathered(pairs)[0],
+        _gathered,
         0.5,
-        lambda pairs: _gathered(pairs)[1],
     )
     yield Otherwise(
         "rows that pad shorter shards to the longest are attended as zeros unless their position, counted on from the "
@@ -100,21 +98,23 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
     )
     for where, begins in CUT.items():
         says = f"pieces of zigzag shards of keys are taken to be cut at {where}: keys are put at other positions, and "
-        yield Otherwise(
-            f"{says}what is longer than that is lost, what is shorter filled up with zeros",
-            lambda pairs, begins=begins: _cut_elsewhere(begins, pairs)[0],  # type: ignore[misc]
-            0.5,
-            lambda pairs, begins=begins: _cut_elsewhere(begins, pairs)[1],  # type: ignore[misc]
-        )
+        says += "what is longer than that is lost, what is shorter filled up with zeros"
+        yield _with_zeros(says, functools.partial(_cut_elsewhere, begins), 0.5)
     for lse, what in ((0.0, "0, lse too"), (-np.inf, "those of a row without keys")):
-        yield Otherwise(
+        yield _with_zeros(
             "rows of shards that are padded to the longest are taken for positions 0, 1, …: those of padding are "
             f"attended as zeros, and of rows past the length, of queries and keys, results are {what}",
-            lambda pairs: _in_rows(pairs)[0],
+            _in_rows,
             0.75,
-            lambda pairs: _in_rows(pairs)[1],
             lse,
         )
+
+
+def _with_zeros(
+    says: str, of: Callable[[Pairs], tuple[Counts, Counts]], cost: float, lse: float = -np.inf
+) -> Otherwise:
+    """Return a mask by what gives counts of keys and of zeros together."""
+    return Otherwise(says, lambda pairs: of(pairs)[0], cost, lambda pairs: of(pairs)[1], lse)
 
 
 def _placed(at: At, queries: bool, keys: bool, rows: bool, pairs: Pairs) -> Counts | None:
