@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -24,12 +25,12 @@ SUPPORTED = 3
 """A condition is not doubted any more when it alone explains this many passing runs."""
 
 MOST_STEPS = 20_000
-"""Conjunctions of conditions that are looked at for one explanation, at most: the cheapest ones come first."""
+"""Sets of runs that are left to explain which are looked at for one explanation, at most."""
 
 DEARER = 1.0
 """Other conditions are compared with one if they cost at most this much more."""
 
-LARGEST = 4
+LARGEST = 6
 """Most conditions in one explanation."""
 
 
@@ -179,31 +180,32 @@ class Board:
         found: Sequence[tuple[Condition, int]], passed: int, unexplained: float
     ) -> list[tuple[Condition, int]]:
         """Return the conditions of least cost; each run that passed and meets all of them costs `unexplained` too."""
-        by_runs: dict[int, tuple[Condition, int]] = {}
-        for condition, met in found:
+        able: dict[int, tuple[Condition, int]] = {}
+        for condition, met in sorted(found, key=lambda one: one[0].cost):
             excluded = passed & ~met
-            if excluded and (excluded not in by_runs or condition.cost < by_runs[excluded][0].cost):
-                by_runs[excluded] = (condition, met)
-        order = sorted(by_runs.items(), key=lambda item: item[1][0].cost)
-        steps = 0
+            if excluded and not any(excluded | earlier == earlier for earlier in able):
+                able[excluded] = (condition, met)
+        explaining = {run: [(e, one) for e, one in able.items() if e >> run & 1] for run in _places(passed)}
+        rarest = sorted(explaining, key=lambda run: len(explaining[run]))
+        reached: dict[tuple[int, int], float] = {}
         best: tuple[float, list[tuple[Condition, int]]] = (unexplained * passed.bit_count(), [])
 
         def extend(chosen: list[tuple[Condition, int]], cost: float, rest: int) -> None:
-            nonlocal best, steps
-            steps += 1
-            whole = cost + unexplained * rest.bit_count()
+            nonlocal best
+            whole, here = cost + unexplained * rest.bit_count(), (rest, len(chosen))
             if whole < best[0]:
                 best = (whole, chosen)
-            if not rest or len(chosen) == LARGEST or steps > MOST_STEPS:
+            full = not rest or len(chosen) == LARGEST or len(reached) > MOST_STEPS
+            if full or reached.get(here, math.inf) <= cost:
                 return
-            lowest = rest & -rest  # some condition explains this run, or none does
-            for excluded, one in order:
+            reached[here] = cost
+            run = next(run for run in rarest if rest >> run & 1)  # some condition explains it, or none does
+            for excluded, one in explaining[run]:
                 if cost + one[0].cost >= best[0]:
                     break
-                if excluded & lowest:
-                    extend([*chosen, one], cost + one[0].cost, rest & ~excluded)
-            if rest != lowest and cost + unexplained < best[0]:
-                extend(chosen, cost + unexplained, rest & ~lowest)
+                extend([*chosen, one], cost + one[0].cost, rest & ~excluded)
+            if rest != 1 << run and cost + unexplained < best[0]:
+                extend(chosen, cost + unexplained, rest & ~(1 << run))
 
         extend([], 0.0, passed)
         return sorted(best[1], key=lambda one: one[0].cost)
