@@ -88,7 +88,7 @@ class Diagnosis:
     Attributes:
         text: the cause in a sentence, and what to try first; or why no cause can be told; `None` if none is known.
         causes: the hypotheses that explain what was seen, the simplest first; empty if there is none.
-        telling: those of them that the text names, if each is there in every case like the smallest: what all of them
+        telling: those of them that the text names, if it is known of each in which cases it is there: what all of them
             say of other cases is known of these too.
         residual: the largest difference between what the first cause predicts and what was seen.
         where: where the smallest case is wrong, whether or not a cause is known.
@@ -368,8 +368,8 @@ class _Inquiry:
         text += f" (residual {first.residual:.0e})"
         if advice := first.hypothesis.advised(self._smallest):
             text += f". {advice}"
-        sure = len(apart) <= ALTERNATIVES and all(one.in_all_like_it and not one.somewhere for one in apart)
-        telling = tuple(one.hypothesis for one in apart if sure)
+        sure = len(apart) <= ALTERNATIVES and not any(one.somewhere for one in apart)
+        telling = tuple(one.with_its_condition() for one in apart if sure)
         return Diagnosis(text, tuple(one.hypothesis for one in named), telling, first.residual)
 
     # -- cases ---------------------------------------------------------------------------------------------------------

@@ -169,13 +169,15 @@ def fresh(smallest: Case, first: Case) -> Iterator[Case]:
     """Yield larger cases with other numbers of ranks and tokens than those that told hypotheses apart so far."""
     for seed, (size, length) in enumerate(((3, 11), (2, 9), (4, 14), (5, 13)), 5):
         for case in (smallest, first):
-            try:
-                yield case.replace(
-                    world_size=size, query_length=length, key_length=length + case.problem.diagonal, values="normal",
-                    head_dim=max(4, case.problem.head_dim), seed=first.seed + seed
-                )  # fmt: skip
-            except ValueError:
-                continue
+            p, nk = case.problem, length + case.problem.diagonal
+            padded: dict[str, Any] = {}
+            if p.key_lengths is not None:
+                padded["key_lengths"] = tuple(range(nk - 2, -1, -3)[: max(2, p.batch)])
+                padded["batch"] = len(padded["key_lengths"])
+            yield from _if_legal(
+                case, world_size=size, query_length=length, key_length=nk, values="normal",
+                head_dim=max(4, p.head_dim), seed=first.seed + seed, **padded
+            )  # fmt: skip
 
 
 def in_other_numbers(smallest: Case) -> Iterator[Case]:
@@ -193,8 +195,9 @@ def in_other_numbers(smallest: Case) -> Iterator[Case]:
         if p.documents is not None:
             ends = sorted(draw.sample(range(1, length), draw.randint(1, 3)))
             changes["documents"] = (draw.choice((0, 0, 0, 1)), *(end for end in ends if end > 1), length - seed % 2)
-        if p.key_lengths is not None:
-            changes["key_lengths"] = tuple(draw.randint(0 if n else nk // 2, nk) for n in range(p.batch))
+        if p.key_lengths is not None:  # of two entries, one length is the longest, and not the other's
+            changes["batch"] = batch = max(p.batch, 1 + seed % 2)
+            changes["key_lengths"] = tuple(draw.randint(0 if n else nk // 2, nk) for n in range(batch))
         if p.dilation is not None:  # of several branches, what is read of a pair is a sum
             w, r = draw.randint(2, length), draw.randint(1, 3)
             changes["dilation"] = dataclasses.replace(p.dilation, branches=((max(w, r), r),))

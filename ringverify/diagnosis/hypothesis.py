@@ -18,6 +18,7 @@ import torch
 from ringref.attention import Answer, Intermediates
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
+from ringverify.cases.case import Case
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.reproducing import NoPrediction
@@ -75,6 +76,7 @@ class Hypothesis(Cause):
             they are declared. Right results show it too: a case in which they do not rules it out.
         judge: replaces the prediction by steps, for faults of rounding: returns the largest difference left, or `None`.
         measured: whether a number was fitted to what came back: that it is the same in many cases is no chance.
+        only: whether it may be there in a case; `None` is all of them.
         whole: returns the results, of all positions, that `judge` expects instead of the right ones, if it has such.
     """
 
@@ -84,6 +86,7 @@ class Hypothesis(Cause):
     allowed_by: tuple[str, ...] | None = None
     judge: Callable[[Scene], float | None] | None = None
     measured: bool = False
+    only: Callable[[Case], bool] | None = None
     whole: Callable[[Scene], Mapping[TensorName, Array]] | None = None
 
     def advised(self, scene: Scene) -> str:
@@ -94,6 +97,10 @@ class Hypothesis(Cause):
     def partial(self) -> bool:
         """Whether the fault is limited to some rows, blocks or ranks of a case, which were chosen so that it fits."""
         return self.rows or self.ranks is not None or self.scored is not None
+
+    def may_be_in(self, case: Case) -> bool:
+        """Whether a case has what it takes for the fault to be there."""
+        return self.only is None or self.only(case)
 
     def idle(self, scene: Scene) -> bool:
         """Whether a case is too small for the fault: nothing in it is longer than the tile that was fitted."""
@@ -114,6 +121,8 @@ class Hypothesis(Cause):
 
     def explains(self, scene: Scene) -> float | None:
         """Return the largest difference between prediction and observation; `None` if it does not explain the case."""
+        if not self.may_be_in(scene.case):
+            return None if wrong_tensors(scene) else 0.0
         if self.judge is not None:
             with np.errstate(all="ignore"):  # what is predicted may be no number
                 return self.judge(scene)
@@ -175,6 +184,8 @@ class Hypothesis(Cause):
 
     def is_harmless(self, scene: Scene) -> bool:
         """Whether a ring with this fault on all ranks returns the digits of one without it, sums being exact."""
+        if not self.may_be_in(scene.case):
+            return True
         if not self.steps.changed:
             return False  # it is none of a step
         try:

@@ -57,7 +57,7 @@ class Standing:
         excused: right cases of which it predicts that they are wrong.
         elsewhere: likewise, cases of another sharding, for which other code may have run.
         right: right cases that it explains.
-        only: what a case needs for the fault to be there, in words, beyond what the fault itself needs.
+        only: what a case needs for the fault to be there, beyond what the fault itself needs.
         somewhere: whether the fault is not there in every case, and what it needs is not known.
     """
 
@@ -67,7 +67,7 @@ class Standing:
     excused: list[Scene] = dataclasses.field(default_factory=list)
     elsewhere: list[Scene] = dataclasses.field(default_factory=list)
     right: list[Scene] = dataclasses.field(default_factory=list)
-    only: tuple[str, ...] = ()
+    only: tuple[Requirement, ...] = ()
     somewhere: bool = False
 
     def stands(self, scene: Scene, *, elsewhere: bool = False) -> bool:
@@ -115,7 +115,7 @@ class Standing:
             for excused in ([*one.excused, *one.elsewhere], one.excused):
                 lacking = [{n for n, each in enumerate(known) if not each.holds(scene.case)} for scene in excused]
                 if (only := _fewest(lacking, len(known))) is not None:
-                    return dataclasses.replace(one, only=tuple(known[n].text for n in only))
+                    return dataclasses.replace(one, only=tuple(known[n] for n in only))
         return None
 
     def _in_rows(self, smallest: Scene) -> Iterator[Standing]:
@@ -145,7 +145,17 @@ class Standing:
         """
         if len(self.confirmed) >= 2 * MEASURED:
             known = {*known, *(each.text for each in PLAIN)}
-        return self.hypothesis.measured and len(self.confirmed) >= MEASURED and known >= {*self.only}
+        return self.hypothesis.measured and len(self.confirmed) >= MEASURED and known >= self._conditions
+
+    @property
+    def _conditions(self) -> Set[str]:
+        return {one.text for one in self.only}
+
+    def with_its_condition(self) -> Hypothesis:
+        """Return the hypothesis, limited to cases that have what it takes for the fault to be there."""
+        if self.in_all_like_it:
+            return self.hypothesis
+        return dataclasses.replace(self.hypothesis, only=lambda case: all(one.holds(case) for one in self.only))
 
     def with_unknown_condition(self) -> Standing:
         """Return the hypothesis with the remark that it is not there in every case."""
@@ -158,7 +168,7 @@ class Standing:
             smallest: the smallest failing case.
             needed: what that needs in order to fail, which is said beside.
         """
-        said = self.in_all_like_it or needed >= {*self.only}
+        said = self.in_all_like_it or needed >= self._conditions
         text = self.hypothesis.sentence(smallest)
         return text if said and not self.somewhere else f"{text}, though not in every case"
 

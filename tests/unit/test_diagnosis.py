@@ -356,7 +356,7 @@ def test_a_condition_is_what_right_cases_lack():
     cases = (3, True), (1, True), (2, False)
     failing, *right = (Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in cases)
     standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=[failing], excused=right)
-    assert standing.settled(failing, [MASKED, MANY]).only == ("at least 3 ranks",)
+    assert standing.settled(failing, [MASKED, MANY]).only == (MANY,)
     assert standing.settled(failing, [MASKED]) is None
     assert replace(standing, confirmed=[]).settled(failing, [MASKED, MANY]) is None
 
@@ -368,7 +368,11 @@ def test_a_condition_is_met_by_every_case_that_fails():
     standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=failing[1:], excused=[right])
     assert standing.settled(failing[0], [MANY]) is None
     sure = replace(standing, confirmed=failing)
-    assert sure.settled(failing[0], [MANY]).only == ("causal",)
+    settled = sure.settled(failing[0], [MANY])
+    assert [one.text for one in settled.only] == ["causal"]
+    fault = settled.with_its_condition()
+    assert (fault.may_be_in(failing[0].case), fault.may_be_in(right.case)) == (True, False)
+    assert replace(settled, excused=[], elsewhere=[right]).with_its_condition().may_be_in(right.case)
 
 
 def test_a_number_that_was_fitted_is_not_named_without_its_condition():

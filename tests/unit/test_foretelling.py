@@ -86,6 +86,18 @@ def test_a_cause_that_does_not_foretell_the_runs_says_nothing():
     assert held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0) is not None
 
 
+def test_a_cause_with_a_condition_says_that_others_pass():
+    """A window that is off by one under a causal mask alone is right without one."""
+    cause = named("window off by one: one key too many on the left")
+    under = dataclasses.replace(cause, only=lambda case: case.problem.causal)
+    found, foretells = planted(under, {"query_length": 4, "window": (1, 0), "causal": True})
+    everywhere = dataclasses.replace(foretells, causes=(cause,))
+    plain = found.exploration.case.replace(causal=False)
+    assert (foretells(found.exploration.case), foretells(plain), everywhere(plain)) == (True, False, True)
+    held = held_against(found, [under], DECLARED, gradients=False, left=lambda: 60.0)
+    assert "causal" in [one.text for one in held.requires]
+
+
 def test_causes_that_cannot_be_told_apart_say_what_they_agree_in():
     """Where one says that a case fails and the other that it passes, nothing is known."""
     problem = {"query_length": 6, "window": (1, 0)}

@@ -159,6 +159,8 @@ class Foretelling:
 
 def _wrong(cause: Hypothesis, scene: Scene) -> bool:
     """Return whether a case that was given the right results fails by a cause."""
+    if not cause.may_be_in(scene.case):
+        return False
     if cause.whole is not None:
         whole = cause.whole(scene)
         found = [{name: scene.local(name, x, rank) for name, x in whole.items()} for rank in range(scene.size)]
@@ -186,7 +188,7 @@ def held_against(
 
     Args:
         needs: what was found by runs alone.
-        causes: the causes, of which each is there in every case like the smallest.
+        causes: the causes, each limited to cases in which it is there.
         capabilities: what the implementation declares.
         gradients: whether the violation is one of gradients.
         left: returns how many seconds are left for it.
