@@ -28,7 +28,7 @@ from ringverify.events import Needed
 from ringverify.faults.incremental import CACHES
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
-from ringverify.properties.values import FORWARD
+from ringverify.properties.values import FORWARD, GRADIENTS_OF_OUT
 from ringverify.worlds.simulated import SimulatedWorld
 
 MIXED = 60
@@ -409,6 +409,21 @@ def test_an_error_that_a_16_bit_dtype_allows_does_not_make_float32_a_condition()
     said = when_it_fails(FORWARD, runner, case, FORWARD.judge(case, runner).violation)
     assert [one.text for one in said.requires] == ["at least 2 ranks"]
     assert "dtype" not in said.irrelevant
+
+
+def test_sinks_without_a_gradient_are_no_news():
+    """Beside large scores most sinks have no weight, and a gradient of 0 is right though nothing sums it over ranks."""
+    attend = ring_of(dataclasses.replace(STEPS, sum_sinks=lambda here, part: part * (here.rank == 0)))
+    declared = dataclasses.replace(PLAIN, sinks=True, gradients=True, gqa=True)
+    runner = Runner(Implementation(attend, "of rank 0 alone", declared), SimulatedWorld())
+    small = Problem(query_length=1, heads=2, head_dim=2, sinks=True)
+    case = next(
+        one
+        for one in (Case(problem=small, world_size=2, values="large_scores", seed=n) for n in range(99))
+        if GRADIENTS_OF_OUT.judge(one, runner).violation
+    )
+    said = when_it_fails(GRADIENTS_OF_OUT, runner, case, GRADIENTS_OF_OUT.judge(case, runner).violation)
+    assert [one.text for one in said.requires] == ["learned sinks", "at least 2 ranks"]
 
 
 def test_dtypes_and_ranks_are_no_matter_only_where_the_extremes_fail():
