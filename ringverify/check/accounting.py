@@ -130,6 +130,9 @@ class Account:
             return None
         if self._after_another_call:
             return None  # both would have to be varied
+        there, watched = self._simulated(), self._watched_hazard
+        if there is not None and watched is not None and self._violation.kind == "value":
+            return self._varied(HAZARDS, lambda: there, watched)  # of what is read too early, chance decides
         return self._varied(self._property, lambda: self._place, self._violation, larger)
 
     @property
@@ -179,8 +182,8 @@ class Account:
             if against:
                 explain = functools.partial(explain, beside=against[:BESIDE])
                 diagnosis = attempt(self._mishaps, "explaining these too", explain, None) or Diagnosis()
-        if diagnosis.text is not None and violation.kind in TELLING and (there := self._simulated()) is not None:
-            hazard = attempt(self._mishaps, "watching its messages", lambda: self._hazard(there), None)
+        if diagnosis.text is not None and violation.kind in TELLING:
+            hazard = attempt(self._mishaps, "watching its messages", self._hazard, None)
             if hazard is not None:
                 diagnosis = dataclasses.replace(diagnosis, text=f"{hazard}; what comes of it: {diagnosis.text}")
         if needs is not None:
@@ -229,7 +232,7 @@ class Account:
 
     def _seen_by_watching(self, there: Runner, needs: Needs | None) -> str | None:
         violation = self._violation
-        hazard = self._hazard(there)
+        hazard = self._hazard()
         if violation.kind == "raised" and (likewise := self._likewise(there, needs)) is not None:
             return likewise if hazard is None else f"{likewise}; what comes of it here: {hazard}"
         if hazard is not None:
@@ -258,13 +261,21 @@ class Account:
         case, diagnosis = found
         return f"{diagnosis.text}, as wrong numbers tell where nothing is raised: {case.describe()}"
 
-    def _hazard(self, there: Runner) -> str | None:
-        """Return what goes wrong with messages, if it makes a violation of this kind."""
-        beside = judged_if_possible(HAZARDS, self._case, there)
-        if beside is None or beside.violation is None or beside.violation.reason not in TELLING[self._violation.kind]:
+    @functools.cached_property
+    def _watched_hazard(self) -> Violation | None:
+        """What goes wrong with messages, if it makes a violation of this kind."""
+        there = self._simulated()
+        if there is None or self._violation.kind not in TELLING:
             return None
-        cause = beside.violation.cause or "sender and receiver do not mean the same rows, or the same dtype"
-        return cause if self._violation.kind == "deadlock" else f"{cause}: {beside.violation.summary}"
+        beside = judged_if_possible(HAZARDS, self._case, there)
+        found = None if beside is None else beside.violation
+        return found if found is not None and found.reason in TELLING[self._violation.kind] else None
+
+    def _hazard(self) -> str | None:
+        if (hazard := self._watched_hazard) is None:
+            return None
+        cause = hazard.cause or "sender and receiver do not mean the same rows, or the same dtype"
+        return cause if self._violation.kind == "deadlock" else f"{cause}: {hazard.summary}"
 
     def _of_changed_input(self) -> str | None:
         """Return that an input is changed in place, if it is: the backward, or another rank, reads what it is then."""

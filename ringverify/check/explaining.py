@@ -54,6 +54,9 @@ DRAWN = 60
 NEAR = 4
 """A case that passes with an error this many times smaller than that of one that fails, or larger, proves nothing."""
 
+WHATEVER_VALUES = ("hazard", "deadlock", "raised")
+"""Violations of messages, shapes and control, which values do not decide."""
+
 HANGING = 0.5
 """Deadline in seconds of a variant's run: a small case takes milliseconds; a program may compile first."""
 
@@ -136,6 +139,7 @@ def when_it_fails(
     wider = ordinary is not None and ordinary.violation is not None
     hidden = ordinary.margin / NEAR if ordinary is not None and wider else math.inf
     reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
+    reasons |= {*violation.also} if violation.kind == "hazard" else set()
 
     def in_scope(other: Case) -> Case:
         """What a property asks of the widest dtype, or of subgroups, without numbers, holds of the others too."""
@@ -202,6 +206,7 @@ def when_it_fails(
         otherwise=otherwise,
         doubtful=doubtful,
         chancy=case.problem.dtype in HALF and ordinary is not None and ordinary.margin < NEAR,
+        whatever_values=violation.kind in WHATEVER_VALUES,
     )
 
 

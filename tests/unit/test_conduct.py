@@ -232,6 +232,21 @@ def test_a_hazard_is_told_before_what_comes_of_it():
     assert hazard.startswith("a buffer is written to while a receive into it is in flight: rank ")
 
 
+def test_when_a_hazard_is_there_is_no_matter_of_the_values_that_show_it():
+    """What is read too early spoils some results, by chance; that it is read so early is what is varied."""
+
+    def attend(q, k, v, call):
+        if call.world_size < 3:
+            return plain(q, k, v, call)
+        shows = int(64 * q.detach().sum().abs()) % 3 == 0
+        return plain(q, k, v, call) + q.sin() * written_to_in_flight(call) * shows
+
+    found = shown(FORWARD, attend)
+    assert found.violation.kind == "value"
+    assert found.needs.requires == ("at least 3 ranks",)
+    assert "values" in found.needs.irrelevant
+
+
 def test_a_handle_that_nobody_waits_for_is_the_cause_of_wrong_values():
     """Of a receive rather than of a send, where both are not waited for."""
 

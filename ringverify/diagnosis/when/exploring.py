@@ -99,6 +99,7 @@ class Exploration:
         otherwise: as in `needs`.
         doubtful: as in `needs`.
         chancy: as in `needs`.
+        whatever_values: as in `needs`.
 
     Attributes:
         runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
@@ -124,8 +125,9 @@ class Exploration:
         doubtful: Collection[Case] = (),
         *,
         chancy: bool = False,
+        whatever_values: bool = False,
     ) -> None:
-        self.chancy = chancy
+        self.chancy, self._seeds = chancy, 1 if whatever_values else 2
         self.case, self.fails, self.varying, self.left, self.wrong_ranks = case, fails, varying, left, wrong_ranks
         self.otherwise, self._doubtful = otherwise, doubtful
         self._most = MOST_RUNS
@@ -159,7 +161,7 @@ class Exploration:
             return self.runs[case]
         if case in self._unknown:
             return None
-        found = self._run(case, 1 if not expected else HIDDEN if self.hiding or self.chancy else 2)
+        found = self._run(case, 1 if not expected else HIDDEN if self.hiding or self.chancy else self._seeds)
         if found is None:
             self._unknown.add(case)
         else:

@@ -119,6 +119,7 @@ def needs(
     otherwise: Collection[Case] = (),
     doubtful: Collection[Case] = (),
     chancy: bool = False,
+    whatever_values: bool = False,
 ) -> Needs:
     """Vary a failing case and say what it takes to fail.
 
@@ -134,10 +135,19 @@ def needs(
         otherwise: variants of which `fails` has returned `None` because they fail for another reason.
         doubtful: likewise, because they pass, though with an error that may hide one.
         chancy: whether it depends on chance which cases fail, as with roundings that are hardly larger than allowed.
+        whatever_values: whether a case that passes does so with all values, as far as these decide nothing else.
     """
     most_ranks = max(most_ranks, case.world_size)
     exploration = Exploration(
-        case, fails, Varying(capabilities, most_ranks), left, wrong_ranks, otherwise, doubtful, chancy=chancy
+        case,
+        fails,
+        Varying(capabilities, most_ranks),
+        left,
+        wrong_ranks,
+        otherwise,
+        doubtful,
+        chancy=chancy,
+        whatever_values=whatever_values,
     )
     return said(exploration, *exploration.explained(shrunk_from, drawn))
 
