@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,29 +47,17 @@ Chunks = Callable[[Here], Tensor]
 """The number of the chunk that each query of a rank is in, `(S,)`."""
 
 
-def _written_over(chunks: Chunks, names: str) -> Steps:
-    """Write what each chunk of queries adds to dk or dv over what the chunks before it have, in the keys it reads.
+Last = Callable[[Here, int, int], Tensor]
+"""The last chunk that writes to each key of a block, by hop and owner, `(T,)`; −1 if none does."""
 
-    It reads all keys from the first of its first query's to the last of its last query's, as far as causal mask and
-    window bound them.
-    """
 
-    def last(here: Here, owner: int) -> Tensor:
-        """The last chunk that reads each key of a block, `(T,)`; −1 if none does."""
-        p, of, j = here.problem, chunks(here), here.shards[owner]
-        i, (left, right) = here.call.positions + p.diagonal, p.window or (None, None)
-        ends = [side for side in (right, 0 if p.causal else None) if side is not None]
-        found = torch.full_like(j, -1)
-        for chunk in sorted(set(of.tolist())):
-            here_i = i[of == chunk]
-            read = torch.ones_like(j, dtype=torch.bool) if left is None else j >= here_i.min() - left
-            found = torch.where(read & (j <= here_i.max() + min(ends)) if ends else read, chunk, found)
-        return found
+def _written_over(chunks: Chunks, last: Last, names: str) -> Steps:
+    """Write what each chunk of queries adds to dk or dv over what the chunks before it have."""
 
     def overwriting(
         steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
     ) -> tuple[Tensor, Block]:
-        kept = chunks(here)[:, None] == last(here, owner)
+        kept = chunks(here)[:, None] == last(here, hop, owner)
         changed: dict[str, Any] = {}
         if "k" in names:
             changed["dk"] = lambda ds, q, scale, attended: steps.dk(ds * kept, q, scale, attended)
@@ -79,23 +68,71 @@ def _written_over(chunks: Chunks, names: str) -> Steps:
     return replace(STEPS, gradients=overwriting)
 
 
-def _pieces(here: Here) -> Tensor:
-    """Number the pieces of a zigzag shard; another shard is one chunk."""
-    place = torch.arange(len(here.call.positions))
+def _that_reads(chunks: Chunks) -> Last:
+    """A chunk writes to the keys that it reads.
+
+    These are all keys from the first of its first query's to the last of its last query's, as far as causal mask and
+    window bound them.
+    """
+
+    def last(here: Here, hop: int, owner: int) -> Tensor:
+        p, of, j = here.problem, chunks(here), here.shards[owner]
+        i, (left, right) = here.call.positions + p.diagonal, p.window or (None, None)
+        ends = [side for side in (right, 0 if p.causal else None) if side is not None]
+        found = torch.full_like(j, -1)
+        for chunk in sorted(set(of.tolist())):
+            here_i = i[of == chunk]
+            read = torch.ones_like(j, dtype=torch.bool) if left is None else j >= here_i.min() - left
+            found = torch.where(read & (j <= here_i.max() + min(ends)) if ends else read, chunk, found)
+        return found
+
+    return last
+
+
+def _that_attends_the_piece(chunks: Chunks) -> Last:
+    """A chunk writes to a whole piece of keys, of a zigzag shard, if it attends any of it."""
+
+    def last(here: Here, hop: int, owner: int) -> Tensor:
+        attended = multiplicity(STEPS, here, hop, owner).amax(dim=(0, 1)) > 0
+        of, piece = chunks(here), _later(here, owner, here.problem.nk, len(here.shards[owner]))
+        found = torch.full_like(piece, -1)
+        for chunk, number in itertools.product(sorted(set(of.tolist())), (0, 1)):
+            if attended[of == chunk][:, piece == number].any():
+                found[piece == number] = chunk
+        return found
+
+    return last
+
+
+def _later(here: Here, rank: int, total: int, rows: int) -> Tensor:
+    """Number the pieces of a rank's zigzag shard of so many rows, of so many in all; another shard is one piece."""
+    place = torch.arange(rows)
     if here.call.sharding != "zigzag":
         return 0 * place
-    return (place >= len(pieces(here.problem.nq, 2 * here.size)[here.rank])).long()
+    return (place >= len(pieces(total, 2 * here.size)[rank])).long()
+
+
+def _pieces(here: Here) -> Tensor:
+    return _later(here, here.rank, here.problem.nq, len(here.call.positions))
+
+
+def _tiles(tile: int) -> Chunks:
+    return lambda here: torch.arange(len(here.call.positions)) // tile
 
 
 for which, what in {"kv": "dk and dv", "k": "dk", "v": "dv"}.items():
-    FAULTS.cause(
-        f"zigzag: the {what} of a rank's later piece of queries are written over those of its earlier piece",
-        _written_over(_pieces, which),
-    )
+    for keys, writer in {
+        "": _that_reads(_pieces),
+        ", piece by piece of keys": _that_attends_the_piece(_pieces),
+    }.items():
+        FAULTS.cause(
+            f"zigzag: the {what} of a rank's later piece of queries are written over those of its earlier piece{keys}",
+            _written_over(_pieces, writer(_pieces), which),
+        )
     for tile in TILES:
         FAULTS.cause(
             f"the {what} of each tile of {tile} queries are written over those of the tile before",
-            _written_over(lambda here, tile=tile: torch.arange(len(here.call.positions)) // tile, which),  # type: ignore[misc]
+            _written_over(_tiles(tile), _that_reads(_tiles(tile)), which),
             tile=tile,
         )
 

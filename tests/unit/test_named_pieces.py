@@ -650,16 +650,17 @@ def test_gradients_that_come_back_to_another_team_are_told():
 
 
 class Chunks(torch.autograd.Function):
-    """Attention of one rank by chunks of queries, whose dk is assigned in the keys that each of them reads."""
+    """Attention of one rank by chunks of queries, whose dk is assigned in the keys that each of them writes."""
 
     @staticmethod
-    def forward(ctx, q, k, v, call, chunks):
+    def forward(ctx, q, k, v, call, chunks, writes):
         """Right."""
-        i = call.positions[:, None]
+        i, j, window = call.positions[:, None], call.key_positions, call.problem.window
+        hidden = (j > i) if window is None else (j > i) | (j < i - window[0])
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
-        p = s.masked_fill(call.key_positions > i, -math.inf).softmax(-1)
+        p = s.masked_fill(hidden, -math.inf).softmax(-1)
         ctx.save_for_backward(q, k, v, p)
-        ctx.call, ctx.chunks = call, chunks
+        ctx.call, ctx.chunks, ctx.writes = call, chunks, writes
         return torch.einsum("bhqk,bkhd->bqhd", p, v)
 
     @staticmethod
@@ -670,20 +671,37 @@ class Chunks(torch.autograd.Function):
         dp = torch.einsum("bqhd,bkhd->bhqk", dout, v)
         ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * call.scale
         for chunk in ctx.chunks(call):
-            reads = call.key_positions <= call.positions[chunk].max()
             part = torch.einsum("bhqk,bqhd->bkhd", ds[:, :, chunk], q[:, chunk])
-            dk[:, reads] = part[:, reads]
-        return torch.einsum("bhqk,bkhd->bqhd", ds, k), dk, torch.einsum("bhqk,bqhd->bkhd", p, dout), None, None
+            for keys in ctx.writes(call, chunk, p[:, :, chunk].amax(dim=(0, 1, 2)) > 0):
+                dk[:, keys] = part[:, keys]
+        return torch.einsum("bhqk,bkhd->bqhd", ds, k), dk, torch.einsum("bhqk,bqhd->bkhd", p, dout), *[None] * 3
+
+
+def up_to_the_last(call, chunk, attended):
+    """The keys up to a chunk's last query."""
+    return [call.key_positions <= call.positions[chunk].max()]
+
+
+def pieces_attended(call, chunk, attended):
+    """The pieces of keys of which a chunk attends any."""
+    early = torch.arange(call.problem.nk) < len(pieces(call.problem.nk, 2)[0])
+    return [piece for piece in (early, ~early) if (attended & piece).any()]
 
 
 CHUNKS = {
     "zigzag: the dk of a rank's later piece of queries are written over those of its earlier piece": (
         "zigzag",
-        lambda call: torch.arange(len(call.positions)).tensor_split([len(pieces(call.problem.nq, 2)[0])]),
+        in_pieces := lambda call: torch.arange(len(call.positions)).tensor_split([len(pieces(call.problem.nq, 2)[0])]),
+        up_to_the_last,
+        {},
     ),
+    "zigzag: the dk of a rank's later piece of queries are written over those of its earlier piece, piece by piece of "
+    "keys": ("zigzag", in_pieces, pieces_attended, {"window": (2, None)}),
     "the dk of each tile of 4 queries are written over those of the tile before": (
         "contiguous",
         lambda call: torch.arange(len(call.positions)).split(4),
+        up_to_the_last,
+        {},
     ),
 }
 
@@ -692,7 +710,7 @@ def test_gradients_of_tiles_from_position_0_on_that_are_assigned_are_told():
     """As where all positions are gathered before they are cut in tiles."""
 
     def attend(q, k, v, call):
-        return Chunks.apply(q, k, v, call, lambda call: torch.arange(len(call.positions)).split(4))
+        return Chunks.apply(q, k, v, call, lambda call: torch.arange(len(call.positions)).split(4), up_to_the_last)
 
     declared = Capabilities(world_sizes=(1,), causal="always")
     scenes, _ = seen(
@@ -734,11 +752,11 @@ def test_blocks_are_not_missing_where_more_is_attended_elsewhere():
 
 @pytest.mark.parametrize("words", CHUNKS)
 def test_gradients_of_chunks_of_queries_that_are_assigned_are_told(words):
-    """Of keys that the later chunk reads."""
-    sharding, chunks = CHUNKS[words]
-    declared = Capabilities(world_sizes=(1,), sharding=sharding, causal="always")
-    attend = Implementation(lambda q, k, v, call: Chunks.apply(q, k, v, call, chunks), "assigned", declared)
-    cases = [case_of(size=1, sharding=sharding, causal=True, query_length=n) for n in (7, 12)]
+    """Of keys that the later chunk reads, or of pieces of which it attends a key."""
+    sharding, chunks, writes, mask = CHUNKS[words]
+    declared = Capabilities(world_sizes=(1,), sharding=sharding, causal="always", window=bool(mask))
+    attend = Implementation(lambda q, k, v, call: Chunks.apply(q, k, v, call, chunks, writes), "assigned", declared)
+    cases = [case_of(size=1, sharding=sharding, causal=True, query_length=n, **mask) for n in (7, 12)]
     scenes, _ = seen(attend, cases, gradients=True)
     assert explaining(library(words), scenes) == [words]
 
