@@ -118,10 +118,13 @@ def _displaced(names: Group, scene: Scene) -> list[tuple[int, int]] | None:
     nothing = np.array([*[0.0] * (table.seen.shape[1] - of_lse), *[-np.inf] * of_lse])
     for place in table.wrong:
         one = table.seen[place]
+        if np.array_equal(one, nothing):
+            found.append((-1, int(place)))
+            continue
         same = np.flatnonzero(_near(one, table.true, table.limit).all(axis=1))
-        if not len(same) and not np.array_equal(one, nothing):
+        if not len(same):
             return None
-        found.append((int(same[0]) if len(same) else -1, int(place)))
+        found.append((int(same[0]), int(place)))
     return found
 
 

@@ -127,7 +127,7 @@ for which, what in {"kv": "dk and dv", "k": "dk", "v": "dv"}.items():
     }.items():
         FAULTS.cause(
             f"zigzag: the {what} of a rank's later piece of queries are written over those of its earlier piece{keys}",
-            _written_over(_pieces, writer(_pieces), which),
+            _written_over(_pieces, writer, which),
         )
     for tile in TILES:
         FAULTS.cause(

@@ -57,3 +57,15 @@ def test_rows_that_are_none_of_the_right_ones_are_not_told_so():
     right, _ = seen(Implementation(ring_of(STEPS), "right", EVERYTHING), CASES, gradients=False)
     assert displaced._displaced(("out", "lse"), right[0]) == []
     assert displaced._displaced(("out",), scenes[0]) is None
+
+
+def test_rows_without_results_are_none_of_others():
+    """Where queries in no document have none either."""
+
+    def lost(here, out, lse):
+        return torch.cat([out[:, :2], 0 * out[:, 2:]], 1), torch.cat([lse[..., :2], lse[..., 2:] - torch.inf], 2)
+
+    cases = [one.replace(documents=(0, one.problem.nq - 1)) for one in CASES]
+    scenes, _ = seen(Implementation(ring_of(returning(lost)), "lost", EVERYTHING), cases, gradients=False)
+    assert all(map(wrong_tensors, scenes))
+    assert list(displaced.hypotheses(scenes)) == []
