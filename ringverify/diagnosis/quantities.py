@@ -102,6 +102,15 @@ def _document(pairs: Pairs, x: OneSide, end: bool) -> Ints:
     return np.where(number >= 0, offsets[number + end], x.p)
 
 
+def _document_of(at: Place, end: bool, pairs: Pairs) -> Ints:
+    """Where the document of a position begins or ends; of one outside all, the first or the last one's."""
+    offsets = np.array(pairs.problem.documents or (0, max(pairs.problem.nq, pairs.problem.nk)))
+    within = np.clip(at(pairs), offsets[0], max(offsets[0], offsets[-1] - 1))
+    number = np.maximum(bounds(offsets, within), 0)
+    found: Ints = offsets[np.minimum(number + end, len(offsets) - 1)]
+    return found
+
+
 def _segment(pairs: Pairs, x: OneSide, end: bool) -> Ints:
     """Where the segment of each begins or ends."""
     length = pairs.segment[0]
@@ -164,7 +173,21 @@ def _heads(pairs: Pairs) -> Ints:
     return np.arange(pairs.problem.heads)[None, :, None, None]
 
 
-POSITIONS = (
+def _offset_from_the_last_on(pairs: Pairs) -> Ints:
+    """The first offset of documents that does not lie before the last query of the query's shard that is in one."""
+    offsets = np.array(pairs.problem.documents or (0, max(pairs.problem.nq, pairs.problem.nk)))
+    last = np.clip(_ends(pairs.queries, True), offsets[0], max(offsets[0], offsets[-1] - 1))
+    found: Ints = offsets[np.searchsorted(offsets, last, side="left")]
+    return found
+
+
+LAST_AND_FIRST: dict[str, Place] = {
+    "the first query of the query's shard": lambda pairs: _ends(pairs.queries, False),
+    "the last query of the query's shard": lambda pairs: _ends(pairs.queries, True),
+}
+"""Queries whose documents bound what a rank fetches."""
+
+IN_SHARDS = (
     Quantity("the key's position", lambda pairs: pairs.keys.p, 0.5),
     Quantity("the query's position", _aligned, 0.5),
     Quantity("the first position of the query's shard", lambda p: _ends(p.queries, False) + p.problem.diagonal),
@@ -184,6 +207,9 @@ POSITIONS = (
     Quantity("the longest key length of the batch", lambda pairs: int(_length(pairs).max()), 1.2),
     Quantity("ranks · ⌊key length / ranks⌋", lambda pairs: _length(pairs) // pairs.size * pairs.size, 1.5),
     Quantity("ranks · ⌊keys / ranks⌋", lambda pairs: pairs.problem.nk // pairs.size * pairs.size, 1.5),
+)
+
+WINDOW_ENDS = (
     Quantity("the left end of the query's window", lambda pairs: _aligned(pairs) - _window(pairs, False)),
     Quantity("the right end of the query's window", lambda pairs: _aligned(pairs) + _window(pairs, True)),
     Quantity(
@@ -196,7 +222,28 @@ POSITIONS = (
         lambda p: _ends(p.queries, True) + p.problem.diagonal + _window(p, True),
         1.5,
     ),
+    Quantity(
+        "the left end of the window of the shard's first query, counted from 0",
+        lambda p: _ends(p.queries, False) - _window(p, False),
+        1.6,
+    ),
+    Quantity(
+        "the right end of the window of the shard's last query, counted from 0",
+        lambda p: _ends(p.queries, True) + _window(p, True),
+        1.6,
+    ),
 )
+
+DOCUMENT_ENDS = (
+    *(
+        Quantity(f"the {which} of the document of {text}", functools.partial(_document_of, at, which == "end"), 1.5)
+        for text, at in LAST_AND_FIRST.items()
+        for which in ("start", "end")
+    ),
+    Quantity("the first offset that is not before the last query of the query's shard", _offset_from_the_last_on, 1.6),
+)
+
+POSITIONS = (*IN_SHARDS, *WINDOW_ENDS, *DOCUMENT_ENDS)
 
 ROWS = (
     Quantity("the key's row in its shard", lambda pairs: pairs.keys.place, 0.5),
@@ -249,7 +296,7 @@ OF_BOTH = (
     Quantity("the first key of the shard in its document", lambda p: _in_both(p, p.keys, False)),
     Quantity("the last key of the shard in its document", lambda p: _in_both(p, p.keys, True)),
 )
-EDGES = (*(one for one in POSITIONS[2:-4] if "segment" not in one.text and "⌊" not in one.text), *OF_BOTH)
+EDGES = (*(one for one in IN_SHARDS[2:] if "segment" not in one.text and "⌊" not in one.text), *OF_BOTH)
 """Ends of shards, documents and lengths: how far apart two of them are may bound rows."""
 
 RANKS = (
