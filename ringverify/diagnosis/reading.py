@@ -94,6 +94,7 @@ class Rule:
     made: Otherwise
     parts: tuple[PartOfPairs, ...]
     inferred: bool = False
+    as_zeros: bool = False
 
     def counts(self, pairs: Pairs) -> tuple[Counts, Counts] | None:
         """Return how often keys are attended `(B, H, Nq, Nk)`, and how often zeros are `(B, H, Nq)`."""
@@ -106,12 +107,20 @@ class Rule:
         here = np.ones(true.shape, dtype=bool)
         for part in self.parts:
             here &= part.holds(pairs)
-        return np.where(here, made, true), zeros
+        counts = np.where(here, made, true)
+        return counts, zeros + _lost(true, counts) if self.as_zeros and self.made.zeros is None else zeros
 
     def sentence(self) -> str:
         """Return the rule in words: where, and how."""
         where = ", ".join(part.text for part in self.parts)
-        return f"{where}: {self.made.text}" if where else self.made.text
+        text = f"{where}: {self.made.text}" if where else self.made.text
+        return f"{text}; instead of them keys and values of 0 are attended" if self.as_zeros else text
+
+
+def _lost(true: Counts, counts: Counts) -> Counts:
+    """Return how many keys each query lacks, `(B, H, Nq)`."""
+    found: Counts = np.maximum(true - counts, 0).sum(axis=-1)
+    return found
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -162,6 +171,9 @@ def read(scene: Scene, probe: Probe, *, backward: bool) -> Read | None:
     counts = _whole(weights, totals)
     if counts is None:
         return None
+    shares = weights.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # no lse came back: what the weights lack of 1, zeros have
+        totals = np.where(np.isnan(totals) & (shares > 0) & (not p.sinks), counts.sum(axis=-1) / shares, totals)
     beside = np.rint(np.where(np.isfinite(totals), totals - counts.sum(axis=-1), 0.0)).astype(np.int64)
     return Read(pairs_of(scene), true, counts, np.maximum(beside, 0))
 
@@ -327,9 +339,14 @@ def hypotheses(
     alike = [*right, *(one.pairs for one in more if one not in wrong)]
     # What only groups have is seen in one group, of whose rank numbers much may be said that another would refute.
     inferred = _inferred([*found, *more], right) if scenes[0].case.group == "world" else ()
+    told_by = (*itertools.islice(rules([*found, *wrong], alike), TRIED), *inferred)
+    if any(one.zeros.any() for one in found) and all(
+        np.array_equal(one.zeros, _lost(one.true, one.counts)) for one in found
+    ):
+        told_by = tuple(dataclasses.replace(rule, as_zeros=True) for rule in told_by)
     by_rules = [
         dataclasses.replace(hypothesis_of(rule, when, padding), measured=rule.inferred)
-        for rule in (*itertools.islice(rules([*found, *wrong], alike), TRIED), *inferred)
+        for rule in told_by
         for when in whens
         for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
     ]

@@ -34,10 +34,25 @@ def keys_of(rank: Callable[[Here, int, int], int]) -> Steps:
     )
 
 
+def _rows_of(rank: Callable[[Here, int, int], int]) -> Steps:
+    """As `keys_of`, of as many rows as that rank has: what a block has more is left out."""
+
+    def cut_off(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+        rows = len(here.shards[rank(here, hop, owner) % here.size])
+        return multiplicity(steps, here, hop, owner) * (torch.arange(len(here.shards[owner])) < rows)
+
+    return replace(keys_of(rank), pattern=cut_off)
+
+
 FAULTS.add(
     "B2",
     "the block of hop h is masked as that of rank + h: the ring turns the other way",
     keys_of(lambda here, hop, owner: here.rank + hop),
+)
+FAULTS.cause(
+    "the block of hop h is masked as that of rank + h: the ring turns the other way",
+    _rows_of(lambda here, hop, owner: here.rank + hop),
+    more=", and has as many rows as that",
 )
 FAULTS.add("B3", "the block of hop h is masked as that of rank h", keys_of(lambda here, hop, owner: hop))
 FAULTS.add("O63", "every block is masked as that of the next hop", keys_of(lambda here, hop, owner: owner - 1))

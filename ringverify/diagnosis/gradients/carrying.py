@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 
+Way = Literal["right", "left"]
+
 Home = Callable[[int, int, int], int]
 """The rank at which arrives what a rank adds to the gradients of a block: by rank, hop of the block, and ranks."""
 
@@ -24,6 +27,26 @@ HOMES: dict[str, Home] = {
     "stay on the rank that computes them": lambda rank, hop, size: rank,
     "arrive at the rank after the owner": lambda rank, hop, size: rank - hop + 1,
     "arrive at the rank before the owner": lambda rank, hop, size: rank - hop - 1,
+}
+
+
+def _both_ways(way: Way, further: Way, rank: int, hop: int, size: int) -> int:
+    """Home of what blocks carry in a ring both ways, if those of one way take as many hops back as those of the other.
+
+    A block that goes to the right has come the number of hops, one that goes to the left the ranks less of it; on an
+    even number of ranks one way is a hop longer.
+    """
+    to_the_right = 0 < hop <= (size // 2 if further == "right" else (size - 1) // 2)
+    right, left = (size // 2, (size - 1) // 2)[:: 1 if further == "right" else -1]
+    there = hop and to_the_right == (way == "right")
+    return rank - hop + ((right - left) if there else 0)
+
+
+HOMES |= {
+    f"of blocks that travel to the {way}, in a ring both ways, are sent home as many hops as the others have come, of "
+    f"which there is one more to the {further} on an even number of ranks": functools.partial(_both_ways, way, further)
+    for way in get_args(Way)
+    for further in get_args(Way)
 }
 
 CARRIED: tuple[tuple[TensorName, ...], ...] = (("dk", "dv"), ("dk",), ("dv",))

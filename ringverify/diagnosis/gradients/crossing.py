@@ -155,6 +155,13 @@ OF_HEADS: dict[tuple[TensorName, ...], str] = {
 }
 """What a backward may make with other query heads than it should."""
 
+CROSSED: dict[tuple[TensorName, ...], str] = {
+    ("dk",): "dk is made of the sums of ds and of queries",
+    ("dv",): "dv is made of the sums of weights and of cotangents of out",
+    ("dk", "dv"): "dk and dv are made of the sums of ds and of weights, and of queries and of cotangents of out",
+}
+"""What a backward may add up over the heads of a group before it multiplies."""
+
 PLACES: tuple[PartOfPairs, ...] = (EVERYWHERE, *(part for part in PARTS if part.limits == "blocks"))
 
 
@@ -172,6 +179,10 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 change = functools.partial(_of_heads, names, of)
                 if all(fits(one, change(one)) for one in terms):
                     yield measured(f"{says}: heads are taken {order}", change)
+        for names, says in CROSSED.items():
+            change = functools.partial(_multiplied_as_sums, names)
+            if all(fits(one, change(one)) for one in terms):
+                yield measured(f"{says} over the heads of a group: each head meets every other one", change)
     for where, rows in ROWS.items():
         for part in PLACES:
             told = f"{part.text}: " if part.text else ""
@@ -208,6 +219,22 @@ def _changed(taken: Taken, rows: Callable[[Terms], Ints], part: PartOfPairs, ter
 def _of_heads(names: tuple[TensorName, ...], of: Callable[[Ints, int], Ints], terms: Terms) -> Gradients:
     heads = of(np.arange(terms.scene.problem.heads), terms.scene.problem.group_size)
     return made_with(names, terms, lambda x: x[:, heads])
+
+
+def _multiplied_as_sums(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    group = terms.scene.problem.group_size
+
+    def summed(x: Array) -> Array:
+        found: Array = x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(axis=2)
+        return found
+
+    sides = {"dk": (terms.ds, terms.q), "dv": (terms.p, terms.dout)}
+    found = Gradients()
+    for name in names:
+        weights, rows = sides[name]
+        crossed = summed(weights).swapaxes(2, 3) @ summed(rows)
+        found[name] = crossed.swapaxes(1, 2) - getattr(terms.scene.truth, name)
+    return found
 
 
 def made_with(names: tuple[TensorName, ...], terms: Terms, other: Other) -> Gradients:

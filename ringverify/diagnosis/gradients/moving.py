@@ -23,6 +23,10 @@ Writers = Callable[[Pairs], tuple[Ints, Sequence[Ints]]]
 """Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes."""
 
 
+APART = -1
+"""Number of a writer that adds to what others write."""
+
+
 def _tiles_of(tile: int, pairs: Pairs) -> tuple[Ints, Sequence[Ints]]:
     return pairs.queries.p // tile, [np.arange(pairs.keys.total)]
 
@@ -36,6 +40,9 @@ WRITERS: dict[str, Writers] = {
     },
     "that come from each rank, one rank after the other, are written over those that were there": lambda pairs: (
         np.where(pairs.hop == 0, 0, 1 + pairs.rank), pairs.keys.shards
+    ),
+    "that come from other ranks, one rank after the other, are written over one another, beside the rank's own": (
+        lambda pairs: (np.where(pairs.hop == 0, APART, pairs.rank), pairs.keys.shards)
     ),
     "of each hop are written over those of the hop before": lambda pairs: (pairs.hop, pairs.keys.shards),
 }  # fmt: skip
@@ -181,13 +188,13 @@ def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -
 
     seen = terms.scene.once("read whatever the key_lengths", read)
     number, blocks = order(pairs)
-    number, last = np.broadcast_to(number, seen.shape), np.full(seen.shape[1], -1)
+    number, last = np.broadcast_to(number, seen.shape), np.full(seen.shape[1], APART)
     for block in blocks:
-        for one in np.unique(number[:, block]):
+        for one in np.unique(number[:, block][number[:, block] != APART]):
             read_here = np.flatnonzero((seen & (number == one))[:, block].any(axis=0))
             if len(read_here):
                 last[block[read_here[0] : read_here[-1] + 1]] = one
-    gone = number != last
+    gone = (number != last) & (number != APART)
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
 
 

@@ -54,6 +54,12 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
         0.75,
         _as_zeros,
     )
+    yield Otherwise(
+        "key_lengths are compared with the number of a key among those that its rank has fetched, from the first in "
+        "the window or the document of the rank's first query on, instead of its position",
+        _numbered_from_the_first,
+        0.75,
+    )
 
 
 def _extent(pairs: Pairs, side: str) -> int | None:
@@ -166,6 +172,22 @@ def _from_the_window(pairs: Pairs) -> Counts | None:
         return None
     begins = np.maximum(0, _own_first(pairs) - extent)
     return pairs.counts(lambda name: (pairs.queries.p, pairs.keys.p - _first_fetched(pairs) + begins))
+
+
+def _numbered_from_the_first(pairs: Pairs) -> Counts | None:
+    p, rank = pairs.problem, pairs.queries.rank
+    if p.key_lengths is None or (p.window is None and p.documents is None):
+        return None
+    edges = np.array([held[0] if len(held) else 0 for held in pairs.queries.shards])
+    begins, left = np.zeros_like(edges), _extent(pairs, "left")
+    if left is not None:
+        begins = np.maximum(begins, edges + p.diagonal - left)
+    if p.documents is not None:
+        offsets = np.array(p.documents)
+        number = np.searchsorted(offsets, edges, side="right") - 1
+        begins = np.maximum(begins, offsets[np.clip(number, 0, len(offsets) - 1)])
+    plain = pairs.queries.p, pairs.keys.p
+    return pairs.counts(lambda name: (plain[0], plain[1] - begins[rank]) if name == "key_lengths" else plain)
 
 
 def _cleared(pairs: Pairs) -> Mask | None:
