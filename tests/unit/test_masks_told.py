@@ -188,6 +188,12 @@ BLOCKS_OF_LAST = {3: 0, 10: 1}
 """How many blocks before its own the last of 9 queries needs, by the window's extent to the left."""
 
 
+def up_to_an_offset(here, owner, i, j):
+    """Keys up to the first offset that does not lie before the last query that is in a document."""
+    documents = here.problem.documents
+    return j < min(one for one in documents if one >= min(int(i[-1, 0]), documents[-1] - 1))
+
+
 def halo_too_short(here, owner, i, j):
     """Blocks that the last query of a shard does not need are not fetched."""
     return torch.tensor(here.rank - owner <= BLOCKS_OF_LAST[here.problem.window[0]])
@@ -312,6 +318,22 @@ OF_TWO_BRANCHES = [
 ]
 
 TOLD = {
+    "keys are left out where the key's position < the left end of the window of the shard's first query, counted "
+    "from 0": (
+        where(lambda here, owner, i, j: j >= here.call.positions[0] - here.problem.window[0]),
+        [
+            case_of(query_length=n, key_length=n - 4, window=(left, right), size=size)
+            for n, left, right, size in ((12, 1, 2, 3), (14, 2, 5, 2), (16, 0, 3, 4))
+        ],
+    ),
+    "keys are left out where the key's position ≥ the first offset that is not before the last query of the query's "
+    "shard": (
+        where(up_to_an_offset),
+        [
+            case_of(documents=documents, size=size)
+            for documents, size in (((0, 3, 8, 12), 3), ((0, 5, 12), 2), ((1, 3, 8, 11), 3), ((0, 2, 5, 8, 12), 4))
+        ],
+    ),
     "a tile of 4 queries and 2 keys is skipped if its last key lies before the window of its last query": (
         where(tile_skipped),
         [case_of(window=(side, None), **shape) for side in (2, 3) for shape in (TWO, THREE)],
@@ -659,9 +681,43 @@ def padding_of_own(q, k, v, call):
     return dense(q, k, v, call, own.repeat(call.world_size)[None])
 
 
+def of_neighbours(q, k, v, call):
+    """Of ranks further away nothing is fetched, and their places hold 0."""
+    owner = torch.arange(call.world_size).repeat_interleave(k.size(1))
+    near = (abs(owner - call.rank) < 2)[:, None, None]
+    k, v = (torch.cat(joined(x, call), 1) * near for x in (k, v))
+    return dense(q, k, v, call, torch.ones(1, k.size(1), dtype=torch.bool))
+
+
+def numbered_from_the_first(q, k, v, call):
+    """A rank's keys begin with the first in its first query's window, and are counted from there; padding is 0."""
+    (length,), left = call.key_lengths, call.window[0]
+    k, v = (torch.cat(joined(x, call), 1) for x in (k, v))
+    i, j = call.positions[:, None], torch.arange(k.size(1))
+    k, v = (x * (j < length)[:, None, None] for x in (k, v))
+    begin = max(0, int(call.positions[0]) - left)
+    return dense(q, k, v, call, (j <= i) & (j >= i - left) & (j - begin < length))
+
+
 @pytest.mark.parametrize(
     ("attend", "declared", "cases", "words"),
     [
+        (
+            of_neighbours,
+            {"causal": "never"},
+            [case_of(size=size) for size in (4, 3)],
+            "on blocks of ranks more than one apart: keys that the mask allows are not attended; instead of them keys "
+            "and values of 0 are attended",
+        ),
+        (
+            numbered_from_the_first,
+            {"causal": "always", "window": True, "key_lengths": True},
+            [
+                case_of(size=size, causal=True, window=(left, None), key_lengths=(length,))
+                for size, left, length in ((2, 2, 8), (3, 1, 9))
+            ],
+            "key_lengths are compared with the number of a key among those that its rank has fetched",
+        ),
         (
             padding_of_own,
             {"causal": "never", "key_lengths": True, "sharding": ("striped",)},
@@ -717,3 +773,19 @@ def test_zeros_that_are_attended_for_keys_are_told(attend, declared, cases, word
     found = reading.hypotheses(scenes, probe, lambda: 1)
     said = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
     assert any(one.startswith(words) for one in said)
+
+
+def test_zeros_are_read_of_what_weights_lack_where_no_lse_comes_back():
+    """Padding of shorter entries, which is cleared, counts up to the longest of all key lengths."""
+
+    def attend(q, k, v, call):
+        lengths, j = torch.tensor(call.key_lengths)[:, None], torch.arange(k.size(1))
+        k, v = (x * (j < lengths)[:, :, None, None] for x in (k, v))
+        return dense(q, k, v, call, (j < lengths.max())[None])[0]
+
+    declared = Capabilities(world_sizes=(1,), causal="never", key_lengths=True, gradients=False, lse=False)
+    cases = [case_of(size=1, batch=2, key_lengths=lengths) for lengths in ((3, 8), (12, 5))]
+    scenes, probe = seen(Implementation(attend, "longest", declared), cases, gradients=False)
+    found = reading.hypotheses(scenes, probe, lambda: 1)
+    said = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
+    assert "each batch entry is masked by the largest of all key lengths" in said

@@ -1,6 +1,7 @@
 """Mechanisms of attention written by hand, each on cases of its own: its cause explains the numbers, others do not."""
 
 import functools
+import itertools
 import math
 import threading
 from dataclasses import replace
@@ -469,6 +470,69 @@ def test_gradients_that_arrive_elsewhere_are_told(take, says):
     cases = case_of(heads=6, key_heads=2), case_of(heads=4, key_heads=2, size=2)
     scenes, _ = seen(Implementation(attend, "elsewhere", only_out), cases, gradients=True)
     assert explaining(carrying.hypotheses(scenes), scenes)[0] == says
+
+
+class SentHome(Gathered):
+    """As where k and v travel both ways, and what comes back of those that went left arrives a rank too far."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """On an even number of ranks."""
+        size = ctx.call.world_size
+        every = [torch.empty_like(gradient) for _ in range(size)]
+        dist.all_gather(every, gradient.contiguous(), group=ctx.call.group)
+        found = torch.zeros_like(gradient.chunk(size, dim=1)[0])
+        for rank, owner in itertools.product(range(size), range(size)):
+            too_far = size % 2 == 0 and (rank - owner) % size > size // 2
+            if (owner + too_far) % size == ctx.call.rank:
+                found += every[rank].chunk(size, dim=1)[owner]
+        return found, None
+
+
+def test_gradients_that_one_way_of_a_ring_brings_home_too_far_are_told():
+    """As many hops as the other way has come."""
+
+    def attend(q, k, v, call):
+        k, v = (SentHome.apply(x, call) for x in (k, v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+    cases = case_of(size=4), case_of(size=6)
+    scenes, _ = seen(Implementation(attend, "both ways", Capabilities(causal="never")), cases, gradients=True)
+    (says,) = [one for one in explaining(carrying.hypotheses(scenes), scenes) if "to the left" in one]
+    assert says.startswith("gradients of k and v of blocks that travel to the left, in a ring both ways, are sent home")
+
+
+def test_sums_over_a_group_that_are_multiplied_are_told():
+    """Each head's weights meet every head's cotangents, in groups of two."""
+
+    def dv(p, dout, attended):
+        weights, cotangents = (x.unflatten(1, (-1, 2)).sum(2) for x in (p, dout))
+        return (weights.mT @ cotangents / 2).repeat_interleave(2, dim=1)
+
+    cases = case_of(heads=4, key_heads=2), case_of(heads=6, key_heads=3, size=2)
+    attend = Implementation(ring_of(replace(STEPS, dv=dv)), "sums", EVERYTHING)
+    scenes, _ = seen(attend, cases, gradients=True)
+    words = "dv is made of the sums of weights and of cotangents of out over the heads of a group"
+    assert any(one.startswith(words) for one in explaining(crossing.hypotheses(scenes), scenes))
+
+
+def test_the_mask_and_the_rows_of_a_block_that_came_the_other_way_are_told():
+    """Of blocks that differ in length."""
+
+    def other_way(steps, here, hop, owner):
+        other = here.shards[(here.rank + hop) % here.size]
+        rows = torch.arange(len(here.shards[owner]))
+        j = other[rows.clamp(max=len(other) - 1)]
+        return ((j <= here.call.positions[:, None]) & (rows < len(other)))[None, None].long()
+
+    cases = [case_of(size=size, query_length=n, causal=True) for size, n in ((4, 13), (3, 8))]
+    steps = replace(STEPS, pattern=other_way)
+    scenes, _ = seen(Implementation(ring_of(steps), "other way", EVERYTHING), cases, gradients=False)
+    words = (
+        "the block of hop h is masked as that of rank + h: the ring turns the other way, and has as many rows as that"
+    )
+    assert explaining(library(words), scenes) == [words]
 
 
 # -- who attends whom --------------------------------------------------------------------------------------------------

@@ -116,6 +116,31 @@ def test_gradients_that_ranks_write_over_one_another_are_told():
     assert words in explaining(of_gradients(scenes), scenes)
 
 
+class Beside(Gathered):
+    """As `Overwritten`, but that a rank adds its own."""
+
+    @staticmethod
+    def backward(ctx, dout):
+        """Of other ranks the last one counts."""
+        dq, dk, dv, *none = Overwritten.backward(ctx, dout)
+        q, _, v, s, lse, out = ctx.saved_tensors
+        call = ctx.call
+        p = (s - lse[..., None]).exp()
+        ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, v) - (dout * out).sum(-1).transpose(1, 2)[..., None])
+        own = torch.einsum("bhqk,bqhd->bkhd", call.scale * ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)
+        mine = (x.unflatten(1, (call.world_size, -1))[:, call.rank] for x in own)
+        return dq, *(x + y for x, y in zip((dk, dv), mine, strict=True)), *none
+
+
+def test_gradients_that_other_ranks_write_over_one_another_are_told():
+    """Where the owner's own is added to what the last one has written."""
+    declared = Capabilities(causal="never")
+    attend = Implementation(lambda q, k, v, call: Beside.apply(q, k, v, call, {}), "beside", declared)
+    scenes, _ = seen(attend, [case_of(size=size) for size in (4, 3)], gradients=True)
+    words = "the dk and dv that come from other ranks, one rank after the other, are written over one another"
+    assert any(one.startswith(words) for one in explaining(of_gradients(scenes), scenes))
+
+
 def by_batch_entry(x, size):
     """Batch entries and ranks are not exchanged before the whole is cut."""
     rows = x.unflatten(1, (size, -1)).flatten(0, 1)
