@@ -190,11 +190,27 @@ class TwoCalls:
             plain = PLAINER.get(field)
             has = getattr(self.case.problem, field) not in (None, plain)
             if has and field not in self.fields and self._both_pass({field: plain}):
-                yield FLAGS[condition][0]
+                instead = self._masks_instead(field) if field in MASKS else []
+                yield " or ".join(FLAGS[name][0] for name in (condition, *instead))
         for field, many in COUNTED.items():
             count, grouped = _value(field, self.case), field == "heads" and self.case.problem.group_size > 1
             if field not in self.fields and not grouped and count > 1 and self._both_pass({field: count - 1}):
                 yield f"at least {count} {many}"
+
+    def _masks_instead(self, mask: str) -> list[str]:
+        """Return the masks that do instead of one that both calls have."""
+        found = list[str]()
+        for other in MASKS:
+            if other not in (mask, *self.fields) and not getattr(self.case.problem, other):
+                values = (getattr(one.problem, other) for one in self.variants(other, self.case)[:INSTEAD])
+                if any(self._both_fail({mask: PLAINER[mask], other: value}) for value in values):
+                    found.append(other)
+        return found
+
+    def _both_fail(self, change: dict[str, object]) -> bool:
+        """Return whether the later call fails after the earlier one where both are changed."""
+        earlier, case = (changed(self._property, self._runner, one, change) for one in (self.earlier, self.case))
+        return earlier is not None and case is not None and self.in_time() and self._fails(earlier, case)
 
     def _both_pass(self, change: dict[str, object]) -> bool:
         """Return whether the later call passes after the earlier one where both are changed, whatever the values."""

@@ -840,6 +840,17 @@ def test_an_earlier_call_that_has_to_be_as_large_is_told_so(monkeypatch):
     assert requires == (said,)
 
 
+def test_a_mask_that_does_instead_of_one_that_both_calls_need_is_told(monkeypatch):
+    """A window or a causal mask; of masks that the two do not have, those are tried that are declared."""
+    late = Case(problem=Problem(query_length=4, heads=2, window=(1, None)), world_size=2)
+
+    def spoils(was, now, *_):
+        return was.heads != now.heads and all(bool(one.causal or one.window) for one in (was, now))
+
+    requires, _ = spoilt(monkeypatch, spoils, late.replace(heads=3), late)
+    assert requires[1:] == ("window or causal",)
+
+
 def test_a_mask_that_the_earlier_call_alone_has_is_told(monkeypatch):
     """Not a mask that both have, nor one that the later one alone has."""
     late = Case(problem=Problem(query_length=4), world_size=2)
