@@ -14,7 +14,7 @@ from ringref.problem import Problem
 from ringref.sharding import PageTable
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
-from ringverify.cases.inputs import has_ordinary_sinks, lay_out
+from ringverify.cases.inputs import has_ordinary_sinks, lay_out, selectable
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.cases.strategies import Scope, case_of, cases
@@ -409,6 +409,16 @@ def test_an_error_that_a_16_bit_dtype_allows_does_not_make_float32_a_condition()
     said = when_it_fails(FORWARD, runner, case, FORWARD.judge(case, runner).violation)
     assert [one.text for one in said.requires] == ["at least 2 ranks"]
     assert "dtype" not in said.irrelevant
+
+
+def test_what_cannot_be_made_is_no_variant():
+    """Selectors need a dimension for every key; that a case without sinks has a head without one needs no inputs."""
+    case = Case(problem=Problem(query_length=4, head_dim=4), world_size=2, values="selectors")
+    declared = dataclasses.replace(TOKENS, sinks=True, world_sizes=(1, 2, 3), cross_lengths=True)
+    longer = [one for factor in ("length", "ranks", "dims") for one in Varying(declared, 3).of(case, factor)]
+    assert longer
+    assert all(map(selectable, longer))
+    assert features(case.replace(query_length=9), declared)["sinkless"]
 
 
 def test_sinks_without_a_gradient_are_no_news():

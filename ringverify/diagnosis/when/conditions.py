@@ -428,7 +428,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "sinks": ("learned sinks", "sinks", 1.0, lambda one: one.p.sinks),
     "no_sinks": ("no learned sinks", "sinks", 1.2, lambda one: not one.p.sinks),
     "sinkless": ("a head without a sink, or with one of −inf", "sinks+values", 1.25,
-        lambda one: (sinks := make_inputs(one.case).sinks) is None or bool(np.isneginf(sinks).any())),
+        lambda one: (sinks := make_inputs(one.case).sinks if one.p.sinks else None) is None
+        or bool(np.isneginf(sinks).any())),
     "scale": ("a scale of its own", "scale", 1.0,
         lambda one: one.p.scale is not None and one.p.scale != one.p.head_dim**-0.5),
     "negative_scale": ("a negative scale", "scale", 1.2, lambda one: one.p.scale_value < 0),

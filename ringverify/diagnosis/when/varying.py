@@ -10,6 +10,7 @@ from typing import Any
 from ringref.problem import Dilation
 from ringref.sharding import PageTable
 from ringverify.cases.case import Case, even_multiple, sharding_names, why_unsupported
+from ringverify.cases.inputs import selectable
 from ringverify.cases.shapes import fitted, length_unit
 from ringverify.diagnosis.when.conditions import LARGE, MASKS
 from ringverify.implementation import Capabilities
@@ -247,12 +248,12 @@ class Varying:
         return next(iter(self._allowed(case, _with(case, **absent))), None)
 
     def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
-        """Return what is declared of the variants, and leaves no rank empty unless the case does."""
+        """Return what is declared of the variants, can be made, and leaves no rank empty unless the case does."""
         found: dict[Case, Case] = {}
         for one in variants:
             one = fitted(one, self.c)
-            whole = _full(one) or not _full(case)
-            if whole and one.world_size in self.sizes and why_unsupported(one, self.c) is None:
+            possible = (_full(one) or not _full(case)) and (one.values != "selectors" or selectable(one))
+            if possible and one.world_size in self.sizes and why_unsupported(one, self.c) is None:
                 found.setdefault(_in_short(one), one)
         found.pop(_in_short(case), None)
         return list(found.values())
