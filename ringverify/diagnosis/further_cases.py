@@ -86,7 +86,9 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
         third = first.problem.nq // 3
         yield first.replace(values=smallest.values, documents=(min(1, third), third, max(third, first.problem.nq - 1)))
         if (grown := _grown(smallest, world_size=4, length=12, heads=1)) is not None:
-            yield grown.replace(documents=(0, grown.problem.nq))  # a document on all of several ranks
+            n = grown.problem.nq
+            yield grown.replace(documents=(0, n))  # a document on all of several ranks
+            yield grown.replace(documents=(1, n // 2 - 1, n - 3))  # positions before and after all documents
     if smallest.problem.key_lengths is not None and smallest.problem.batch > 1:
         for lengths in ((9, 5), (5, 9)):  # of tiles of which one batch entry has a part
             grown = _grown(smallest, world_size=2, length=14, heads=1)

@@ -411,6 +411,15 @@ def test_an_error_that_a_16_bit_dtype_allows_does_not_make_float32_a_condition()
     assert "dtype" not in said.irrelevant
 
 
+def test_keys_on_the_own_rank_are_told_from_keys_on_any():
+    """Under a causal mask alone every query has its own key; with padding, those of a later rank have none there."""
+    declared = dataclasses.replace(TOKENS, causal="both", key_lengths=True)
+    case = Case(problem=Problem(query_length=4, causal=True), world_size=2)
+    seen = [features(one, declared) for one in (case, case.replace(key_lengths=(2,)), case.replace(key_lengths=(3,)))]
+    assert [one["hidden_own"] for one in seen] == [False, True, False]
+    assert all(one["hidden_rank"] for one in seen)
+
+
 def test_what_cannot_be_made_is_no_variant():
     """Selectors need a dimension for every key; that a case without sinks has a head without one needs no inputs."""
     case = Case(problem=Problem(query_length=4, head_dim=4), world_size=2, values="selectors")

@@ -202,6 +202,10 @@ class Placed:
             for rank, held in enumerate(self.queries)
         )
 
+    def hidden_from_own(self) -> bool:
+        """Whether a query attends no key of its own rank."""
+        return any(bool((~self.owners[:, :, held, rank]).any()) for rank, held in enumerate(self.queries))
+
     def opposite(self) -> bool:
         """Whether queries attend keys that are half of the ranks away."""
         size = self.case.world_size
@@ -465,6 +469,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "of_earlier": ("a query with keys on an earlier rank", f"ranks+sharding+{MASKED}", 1.42,
         lambda one: any(rank > owner for rank, owner in one.links)),
     "elsewhere": ("a query with keys on other ranks only", f"ranks+{MASKED}", 1.46, Placed.elsewhere),
+    "hidden_own": ("a query without keys on its own rank", f"ranks+{MASKED}", 1.45, Placed.hidden_from_own),
     "hidden_rank": ("a query without keys on some rank that holds any", f"ranks+{MASKED}", 1.465,
         lambda one: bool((~one.owners[..., [len(held) > 0 for held in one.keys]]).any())),
     "some_ranks": ("a query with keys on some ranks only", f"ranks+{MASKED}", 1.46,
@@ -577,8 +582,8 @@ MASKS = ("causal", "window", "documents", "key_lengths", "dilation")
 """Constraints of which one may do instead of another."""
 
 HIDING = (
-    "hidden", "hidden_block", "cut_block", "hidden_rank", "some_ranks", "first_blind", "last_blind", "hidden_first",
-    "hidden_last",
+    "hidden", "hidden_block", "cut_block", "hidden_own", "hidden_rank", "some_ranks", "first_blind", "last_blind",
+    "hidden_first", "hidden_last",
 )  # fmt: skip
 """Statements about what masks hide, whichever these are."""
 
