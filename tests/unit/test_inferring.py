@@ -10,7 +10,7 @@ from test_reading_results import case_of, masked, named
 from ringref.problem import Dilation
 from ringverify.diagnosis.inferring import inferred
 from ringverify.diagnosis.pairs import Pairs
-from ringverify.diagnosis.quantities import COMPARED
+from ringverify.diagnosis.quantities import COMPARED, DOCUMENT_ENDS
 from ringverify.diagnosis.scene import Scene
 from ringverify.faults.ring import EVERYTHING, STEPS
 
@@ -48,6 +48,28 @@ def test_what_pairs_have_in_common_is_said(words):
 def pairs_of(case):
     """The pairs of a case that nobody has run."""
     return Pairs(Scene(case, EVERYTHING, None))
+
+
+@pytest.mark.parametrize("documents", [(0, 3, 8, 12), (1, 3, 8, 11), (0, 5, 12), None])
+def test_what_a_rank_fetches_may_end_with_documents_of_its_first_and_last_query(documents):
+    """Of the last query that is in a document; an offset ends the document before it, and begins one."""
+    pairs = pairs_of(case_of(size=3, query_length=12, documents=documents))
+    offsets = documents or (0, 12)
+    ends = {one.text: one.of(pairs) for one in DOCUMENT_ENDS}
+    for rank, held in enumerate(pairs.queries.shards):
+        last = min(held[-1], offsets[-1] - 1)
+        here = (pairs.queries.rank == rank)[:, 0]
+        expected = {
+            "the end of the document of the last query of the query's shard": min(x for x in offsets if x > last),
+            "the start of the document of the first query of the query's shard": max(
+                x for x in offsets if x <= max(held[0], offsets[0])
+            ),
+            "the first offset that is not before the last query of the query's shard": min(
+                x for x in offsets if x >= last
+            ),
+        }
+        for text, number in expected.items():
+            assert set(ends[text][here].ravel().tolist()) == {number}
 
 
 CASES = [pairs_of(case_of(size=size, query_length=n)) for size, n in ((3, 11), (2, 9), (4, 10), (3, 7))]

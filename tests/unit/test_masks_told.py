@@ -188,12 +188,6 @@ BLOCKS_OF_LAST = {3: 0, 10: 1}
 """How many blocks before its own the last of 9 queries needs, by the window's extent to the left."""
 
 
-def up_to_an_offset(here, owner, i, j):
-    """Keys up to the first offset that does not lie before the last query that is in a document."""
-    documents = here.problem.documents
-    return j < min(one for one in documents if one >= min(int(i[-1, 0]), documents[-1] - 1))
-
-
 def halo_too_short(here, owner, i, j):
     """Blocks that the last query of a shard does not need are not fetched."""
     return torch.tensor(here.rank - owner <= BLOCKS_OF_LAST[here.problem.window[0]])
@@ -324,14 +318,6 @@ TOLD = {
         [
             case_of(query_length=n, key_length=n - 4, window=(left, right), size=size)
             for n, left, right, size in ((12, 1, 2, 3), (14, 2, 5, 2), (16, 0, 3, 4))
-        ],
-    ),
-    "keys are left out where the key's position ≥ the first offset that is not before the last query of the query's "
-    "shard": (
-        where(up_to_an_offset),
-        [
-            case_of(documents=documents, size=size)
-            for documents, size in (((0, 3, 8, 12), 3), ((0, 5, 12), 2), ((1, 3, 8, 11), 3), ((0, 2, 5, 8, 12), 4))
         ],
     ),
     "a tile of 4 queries and 2 keys is skipped if its last key lies before the window of its last query": (

@@ -213,7 +213,7 @@ def said(
     requires = [Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said]
     if beyond is None:
         seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
-        requires += [] if any(map(scored, explanation)) else _of_ranks(seen, most=by_runs_alone)
+        requires += [] if any(map(scored, tested)) else _of_ranks(seen, most=by_runs_alone)
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     else:
         requires.append(beyond)
