@@ -49,6 +49,9 @@ LIKEWISE_SECONDS = 3.0
 BESIDE = 6
 """Cases that contradict a cause, at most, that another one has to explain."""
 
+WATCHING = "watching its messages"
+"""A step, as `Mishap` says it."""
+
 RAISING = 16
 """Cases in which sizes in messages have to be what they stand for, at most."""
 
@@ -130,7 +133,8 @@ class Account:
             return None
         if self._after_another_call:
             return None  # both would have to be varied
-        there, watched = self._simulated(), self._watched_hazard
+        there = self._simulated()
+        watched = attempt(self._mishaps, WATCHING, lambda: self._watched_hazard, None)
         if there is not None and watched is not None and self._violation.kind == "value":
             return self._varied(HAZARDS, lambda: there, watched)  # of what is read too early, chance decides
         return self._varied(self._property, lambda: self._place, self._violation, larger)
@@ -183,7 +187,7 @@ class Account:
                 explain = functools.partial(explain, beside=against[:BESIDE])
                 diagnosis = attempt(self._mishaps, "explaining these too", explain, None) or Diagnosis()
         if diagnosis.text is not None and violation.kind in TELLING:
-            hazard = attempt(self._mishaps, "watching its messages", self._hazard, None)
+            hazard = attempt(self._mishaps, WATCHING, self._hazard, None)
             if hazard is not None:
                 diagnosis = dataclasses.replace(diagnosis, text=f"{hazard}; what comes of it: {diagnosis.text}")
         if needs is not None:

@@ -12,7 +12,9 @@ of what a case needs in order to fail.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import get_args
 
@@ -70,6 +72,12 @@ LOOK = 16
 
 FURTHER = 20
 """Variants beside those that a cause has to explain which is not there in every case, or beside which another fits."""
+
+BASES = 12
+"""Cases that failed, the smallest first, of which further ones are made."""
+
+SCATTERED = 40
+"""Further cases, with several choices and all lengths changed at once, against which what is named is held."""
 
 OF_SINKS = 10
 """Cases beside the smallest in which a gradient of sinks has to be explained."""
@@ -220,6 +228,8 @@ class _Inquiry:
         self._requires = () if needs is None else needs.requires
         self._failing = () if needs is None else needs.failing
         self._passing = () if needs is None or smallest.case.apart else needs.passing
+        self._exploration = None if needs is None or smallest.case.apart else needs.exploration
+        self._has_scattered = False
         # Without gradients, a fault of one direction cannot be told from the same fault in both.
         ways = get_args(When) if "dq" in smallest.tensors else ("always",)
         self._known = [one for one in known if one.when in ways]
@@ -241,6 +251,11 @@ class _Inquiry:
                 break
             left = self._held_against_scenes(stage())
             named = self._told_apart(self._settled(left))
+            if named and (scattered := self._scattered()):
+                left = [one for one in left if all(self._stands(one, scene) for scene in scattered)]
+                if not left and stage == self._fitted:  # what was fitted to too few cases is fitted to more
+                    left = self._held_against_scenes(stage())
+                named = self._told_apart(self._settled(left))
             if stage == self._fitted:
                 named, left = self._measured(named), []
             named = self._told_apart_by_gradients(named)
@@ -332,14 +347,29 @@ class _Inquiry:
         for number, scene in enumerate(self._scenes):
             if not left or (number and not wrong_tensors(scene) and self._patience.left() <= 0):
                 break
-            left = [one for one in left if one.stands(scene, elsewhere=of_other_code(scene, self._smallest.case))]
+            left = [one for one in left if self._stands(one, scene)]
         return left
+
+    def _stands(self, one: Standing, scene: Scene) -> bool:
+        return one.stands(scene, elsewhere=of_other_code(scene, self._smallest.case))
 
     def _settled(self, left: Iterable[Standing]) -> list[Standing]:
         """Return the hypotheses whose condition is known, those with the fewest words for it."""
         named = [told for one in left if (told := one.settled(self._smallest, self._requires)) is not None]
         fewest = min((len(one.only) for one in named), default=0)
         return [one for one in named if len(one.only) == fewest]
+
+    def _scattered(self) -> list[Scene]:
+        """Return what is seen of cases that are unlike those at hand, once; they are among these afterwards."""
+        if self._exploration is None or self._has_scattered:
+            return []
+        self._has_scattered = True
+        x = self._exploration
+        drawn = itertools.islice(x.scattered(x.failing()[:BASES], random.Random(1), cotangents=True), SCATTERED)
+        cases = [case for case in dict.fromkeys(drawn) if not case.chunks]
+        found = list(self._answered(cases, self._patience_of(self._seconds / 2)))
+        self._scenes = sorted((*self._scenes, *found), key=lambda scene: not wrong_tensors(scene))
+        return found
 
     def _told_apart(self, named: list[Standing]) -> list[Standing]:
         """Return the hypotheses that further cases leave, some of which part those that are alike so far."""

@@ -95,18 +95,27 @@ def _ends(x: OneSide, last: bool) -> Ints:
     return edges[x.rank]
 
 
+def _offsets(pairs: Pairs) -> Ints:
+    """Where documents begin and end; without documents, all is one."""
+    return np.array(pairs.problem.documents or (0, max(pairs.problem.nq, pairs.problem.nk)))
+
+
+def _within(offsets: Ints, position: Value) -> Ints:
+    """The position, or the first or last one of all documents where it is outside."""
+    return np.clip(position, offsets[0], max(offsets[0], offsets[-1] - 1))
+
+
 def _document(pairs: Pairs, x: OneSide, end: bool) -> Ints:
     """Where the document of each begins or ends; of what is in none, where it is itself."""
-    offsets = np.array(pairs.problem.documents or (0, max(pairs.problem.nq, pairs.problem.nk)))
+    offsets = _offsets(pairs)
     number = bounds(offsets, x.p)
     return np.where(number >= 0, offsets[number + end], x.p)
 
 
 def _document_of(at: Place, end: bool, pairs: Pairs) -> Ints:
     """Where the document of a position begins or ends; of one outside all, the first or the last one's."""
-    offsets = np.array(pairs.problem.documents or (0, max(pairs.problem.nq, pairs.problem.nk)))
-    within = np.clip(at(pairs), offsets[0], max(offsets[0], offsets[-1] - 1))
-    number = np.maximum(bounds(offsets, within), 0)
+    offsets = _offsets(pairs)
+    number = np.maximum(bounds(offsets, _within(offsets, at(pairs))), 0)
     found: Ints = offsets[np.minimum(number + end, len(offsets) - 1)]
     return found
 
@@ -175,9 +184,8 @@ def _heads(pairs: Pairs) -> Ints:
 
 def _offset_from_the_last_on(pairs: Pairs) -> Ints:
     """The first offset of documents that does not lie before the last query of the query's shard that is in one."""
-    offsets = np.array(pairs.problem.documents or (0, max(pairs.problem.nq, pairs.problem.nk)))
-    last = np.clip(_ends(pairs.queries, True), offsets[0], max(offsets[0], offsets[-1] - 1))
-    found: Ints = offsets[np.searchsorted(offsets, last, side="left")]
+    offsets = _offsets(pairs)
+    found: Ints = offsets[np.searchsorted(offsets, _within(offsets, _ends(pairs.queries, True)), side="left")]
     return found
 
 

@@ -108,13 +108,18 @@ class Rule:
         for part in self.parts:
             here &= part.holds(pairs)
         counts = np.where(here, made, true)
-        return counts, zeros + _lost(true, counts) if self.as_zeros and self.made.zeros is None else zeros
+        return counts, zeros + _lost(true, counts) if self._instead else zeros
+
+    @property
+    def _instead(self) -> bool:
+        """Whether zeros are attended in the place of keys; a mask that says itself where they are needs no more."""
+        return self.as_zeros and self.made.zeros is None
 
     def sentence(self) -> str:
         """Return the rule in words: where, and how."""
         where = ", ".join(part.text for part in self.parts)
         text = f"{where}: {self.made.text}" if where else self.made.text
-        return f"{text}; instead of them keys and values of 0 are attended" if self.as_zeros else text
+        return f"{text}; instead of them keys and values of 0 are attended" if self._instead else text
 
 
 def _lost(true: Counts, counts: Counts) -> Counts:

@@ -21,7 +21,7 @@ from ringverify.diagnosis.limiting import limited
 from ringverify.diagnosis.narrowing import _coarser
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
-from ringverify.diagnosis.when.needs import Needs, Requirement
+from ringverify.diagnosis.when.needs import Needs, Requirement, needs
 from ringverify.faults.catalogue import CAUSES, MUTANTS
 from ringverify.faults.place import Partial
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, attend, multiplicity, ring_of
@@ -688,3 +688,28 @@ def test_exchanged_arguments_are_named_by_their_gradients_too():
         Implementation(attend, "exchanged", Capabilities(world_sizes=(1,), causal="never")), case, gradients=True
     )
     assert found.text.startswith("k and v are exchanged: q is used as q, v as k and k as v")
+
+
+@pytest.mark.parametrize("other", [None, 7])
+def test_what_is_named_is_held_against_cases_of_all_lengths(other):
+    """One fault explains the cases that are like the smallest; at one length there is another fault."""
+
+    def attend(q, k, v, call):
+        d = call.problem.head_dim + 1
+        s = torch.einsum("bqhd,bkhd->bhqk", q, k) * (1.0 if call.problem.nk == other else d**-0.5)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v), s.logsumexp(-1)
+
+    runner = Runner(
+        Implementation(attend, "scaled", c := Capabilities(world_sizes=(1,), lse=True, causal="never")),
+        SimulatedWorld(),
+    )
+    cases = [case_of(size=1, query_length=n) for n in (2, 5)]
+
+    def fails(case):
+        return judge_everything(case, runner).violation is not None
+
+    try:
+        found = diagnose(lambda case: runner.run(case, gradients=False), cases, c, needs=needs(cases[0], fails, c))
+    finally:
+        runner.world.close()
+    assert (found.text or "").startswith("scale is 1/sqrt(D + 1)") is (other is None)
