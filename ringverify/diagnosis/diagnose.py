@@ -53,7 +53,7 @@ from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.rounding_digits import TWICE, rounding
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
-from ringverify.diagnosis.when.conditions import HALF
+from ringverify.diagnosis.when.conditions import HALF, LARGE
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.diagnosis.where import Probe, locate, of_other_code, wrong_tensors
 from ringverify.events import TensorName, Where
@@ -365,8 +365,11 @@ class _Inquiry:
             return []
         self._has_scattered = True
         x = self._exploration
-        drawn = itertools.islice(x.scattered(x.failing()[:BASES], random.Random(1), cotangents=True), SCATTERED)
-        cases = [case for case in dict.fromkeys(drawn) if not case.chunks]
+        # Scores that are far apart show rounding errors that a fault has made larger.
+        hides = () if self._smallest.case.values in LARGE else LARGE
+        scattered = x.scattered(x.failing()[:BASES], random.Random(1), cotangents=True)
+        drawn = (case.replace(values="normal") if case.values in hides else case for case in scattered)
+        cases = [case for case in dict.fromkeys(itertools.islice(drawn, SCATTERED)) if not case.chunks]
         found = list(self._answered(cases, self._patience_of(self._seconds / 2)))
         self._scenes = sorted((*self._scenes, *found), key=lambda scene: not wrong_tensors(scene))
         return found

@@ -1,4 +1,4 @@
-"""Log-sum-exps of parts that are added without a shift, or with that of one part: which rows that spoils.
+"""Exponentials that are taken without a shift, or less the wrong one: which rows that spoils.
 
 exp(lse) is infinite above the logarithm of the largest number, and 0 far enough below that of the smallest. What
 becomes of a row then depends on the order in which parts are merged; that it is spoilt does not.
@@ -7,6 +7,7 @@ becomes of a row then depends on the order in which parts are merged; that it is
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,6 +20,7 @@ from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.diagnosis.where import wrong_elements, wrong_tensors
 from ringverify.faults.ring import STEPS
+from ringverify.faults.scores import EMPTY_BELOW, EMPTY_FROM_0
 
 UNSHIFTED = "the merge overflows: log-sum-exps are added without a shift, so that exp(lse) is infinite or 0"
 
@@ -32,6 +34,9 @@ OF_TWO = (
     "difference is infinite"
 )
 
+TILES = (16, 32, 64, 128)
+"""Rows of a tile of queries for which one maximum may be taken."""
+
 MERGED = {"what a rank has so far": True, "what comes to it": False}
 """Which of two parts that are merged: whether it is the earlier."""
 
@@ -43,6 +48,15 @@ OF: dict[str, Callable[[Scene, Array], Array]] = {
 """The log-sum-exp of which rank's keys, `(B, H, Nq)`, of those of all `(B, H, Nq, P)`."""
 
 
+def _several() -> Iterator[tuple[str, tuple[bool, bool, int | None]]]:
+    """Yield the rows for which one maximum may be taken: of batch entries, heads and queries."""
+    for batches, entries in ((False, ""), (True, " and all batch entries")):
+        for of_rank, heads in ((False, "a head"), (True, "all heads that a rank has after an exchange")):
+            for tile in (None, *TILES):
+                queries = "all queries" if tile is None else f"{tile} queries"
+                yield f"{queries}, {heads}{entries}", (batches, of_rank, tile)
+
+
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """Yield what explains rows of out and lse that are no numbers, or 0.
 
@@ -50,12 +64,51 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         scenes: cases, those that fail first.
     """
     if {"out", "lse"} & {*wrong_tensors(scenes[0])}:
+        yield Hypothesis(EMPTY_FROM_0, STEPS, judge=functools.partial(_judged_of_maximum, _from_0))
+        for text, rows in _several():
+            of_rows = functools.partial(_of_several, *rows)
+            yield Hypothesis(EMPTY_BELOW.format(text), STEPS, judge=functools.partial(_judged_of_maximum, of_rows))
         for alone in (True, False):
             yield Hypothesis(UNSHIFTED, STEPS, judge=functools.partial(_judged, None, alone))
         for text, of in OF.items():
             yield Hypothesis(SHIFTED.format(text), STEPS, judge=functools.partial(_judged, of, True))
         for text, earlier in MERGED.items():
             yield Hypothesis(OF_TWO.format(text), STEPS, judge=functools.partial(_judged_of_two, earlier))
+
+
+def _from_0(scene: Scene, most: Array) -> Array:
+    """What is subtracted from the scores of a row, `(B, H, Nq)`, by their maximum, which is -inf without keys."""
+    return np.maximum(most, 0.0)
+
+
+def _of_several(batches: bool, rank_heads: bool, tile: int | None, scene: Scene, most: Array) -> Array:
+    """Likewise, where the maximum is one of several rows."""
+    shift = np.empty_like(most)
+    heads, queries = most.shape[1:]
+    of_rank = -(-heads // scene.size) if rank_heads else 1
+    rows = tile or max(1, queries)
+    for head, row in itertools.product(range(0, heads, of_rank), range(0, queries, rows)):
+        here = np.s_[:, head : head + of_rank, row : row + rows]
+        shift[here] = most[here].max(axis=(0, 1, 2) if batches else (1, 2), keepdims=True)
+    return shift
+
+
+def _judged_of_maximum(of: Callable[[Scene, Array], Array], scene: Scene) -> float | None:
+    """Return 0 if just those rows are spoilt whose scores lie so far below what is subtracted that nothing is left.
+
+    What becomes of a row with a sink, or of one that keeps few digits, is not foretold.
+    """
+    sums, inner = scene.pipeline.sums, scene.truth.intermediates
+    most = np.max(inner.scores, axis=-1, where=inner.m > 0, initial=-np.inf)
+    lse = _of_keys(scene, range(scene.problem.nk))
+    with np.errstate(invalid="ignore"):
+        left = np.where(np.isneginf(most), 0.0, lse - of(scene, most))
+    gone = left < np.log(UNIT_ROUNDOFF[sums]) + np.log(UNDERFLOW[sums])
+    nearly = left < np.log(UNDERFLOW[sums]) + _nearly(scene)
+    if (sinks := scene.inputs.sinks) is not None:
+        sunk = np.broadcast_to(sinks[:, None], lse.shape)
+        gone, nearly = gone & (sunk < lse), nearly | (sunk < np.log(UNDERFLOW[sums]))
+    return _spoilt_as_foretold(scene, gone, nearly, left < np.log(UNIT_ROUNDOFF[sums]))
 
 
 def _judged_of_two(earlier: bool, scene: Scene) -> float | None:
@@ -77,7 +130,7 @@ def _judged_of_two(earlier: bool, scene: Scene) -> float | None:
         gone = (scene.size == 2) & (most - low > limit) & (own == (low if earlier else most))
         possibly = most - low > limit - math.log(scene.size) - _nearly(scene)
     alone = ~there.all(axis=-1) & ((most > limit - _nearly(scene)) | (low < np.log(UNDERFLOW[scene.pipeline.sums])))
-    return _spoilt_as_foretold(scene, gone, possibly | alone)
+    return _spoilt_as_foretold(scene, gone, (possibly | alone) & (scene.size > 1))
 
 
 def _judged(of: Callable[[Scene, Array], Array] | None, alone: bool, scene: Scene) -> float | None:
@@ -100,27 +153,41 @@ def _judged(of: Callable[[Scene, Array], Array] | None, alone: bool, scene: Scen
         gone = (lse > np.log(LARGEST[sums])) | (lse < np.log(UNIT_ROUNDOFF[sums]) + np.log(UNDERFLOW[sums]))
         nearly = (lse < np.log(UNDERFLOW[sums])) | (lse > np.log(LARGEST[sums]) - _nearly(scene))
         gone &= ~unsaid & ~np.isneginf(lse) & merged
+    if scene.size == 1:
+        return None if wrong_tensors(scene) else 0.0  # nothing is merged
     return _spoilt_as_foretold(scene, gone, (unsaid | nearly | gone) & ~np.isneginf(lse))
 
 
-def _spoilt_as_foretold(scene: Scene, gone: Mask, possibly: Mask) -> float | None:
+def _spoilt_as_foretold(scene: Scene, gone: Mask, possibly: Mask, inexact: Mask | None = None) -> float | None:
     """Return 0 if all rows are spoilt that are gone, and others only if they possibly are; `None` otherwise.
+
+    Of rows that are inexact, lse may have lost some digits.
 
     Gradients are not looked at: those of a spoilt row are spoilt too.
     """
-    gone, possibly = (rows & (scene.size > 1) for rows in (gone, possibly | gone))
+    possibly = possibly | gone
+    inexact = np.zeros_like(gone) if inexact is None else inexact
     spoilt = np.zeros_like(gone)
     for rank in range(scene.size):
         here, seen = scene.shards[0][rank], scene.seen("out", rank).swapaxes(1, 2)
         off = wrong_elements(scene, "out", rank).swapaxes(1, 2)
-        inexact = (possibly & ~gone)[:, :, here, None]
-        if (off & np.isfinite(seen) & (seen != 0) & ~inexact).any():
+        unsure = (possibly & ~gone)[:, :, here, None]
+        if (off & np.isfinite(seen) & (seen != 0) & ~unsure).any():
             return None
         wrong: Mask = np.any(off, axis=-1)
-        spoilt[:, :, here] = wrong | wrong_elements(scene, "lse", rank) if "lse" in scene.tensors else wrong
+        spoilt[:, :, here] = wrong | _lse_is_off(scene, rank, inexact[:, :, here]) if "lse" in scene.tensors else wrong
     if (spoilt & ~possibly).any() or (gone & ~spoilt).any():
         return None
-    return None if wrong_tensors(scene) and not spoilt.any() else 0.0
+    return None if wrong_tensors(scene) and not (spoilt | inexact).any() else 0.0
+
+
+def _lse_is_off(scene: Scene, rank: int, inexact: Mask) -> Mask:
+    """Where lse is wrong, but for rows whose shift takes its last digits: there half of them may do."""
+    seen, true = scene.seen("lse", rank), scene.true("lse", rank)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(seen - true) <= np.sqrt(UNIT_ROUNDOFF[scene.pipeline.lse_dtype]) * np.maximum(1.0, np.abs(true))
+    found: Mask = wrong_elements(scene, "lse", rank) & ~(near & inexact)
+    return found
 
 
 def _nearly(scene: Scene) -> float:

@@ -445,9 +445,13 @@ FAULTS.add(
 )
 FROM_ZERO = shifted(lambda s, attended: highest(s, attended).clamp(min=0.0))
 
+EMPTY_FROM_0 = "the running maximum begins at 0: rows whose scores lie far below it are empty"
+
+EMPTY_BELOW = "one maximum is taken for {}: rows whose scores lie far below it are empty"
+
 FAULTS.add(
     "O114",
-    "the running maximum begins at 0: rows whose scores lie far below it are empty",
+    EMPTY_FROM_0,
     FROM_ZERO,
     overflows=True,
 )
@@ -482,7 +486,7 @@ def _largest_of(dims: tuple[int, ...]) -> Shift:
 
 for whole, dims in {"a head": (2,), "a batch entry": (1, 2), "all rows, heads and batch entries": (0, 1, 2)}.items():
     FAULTS.cause(
-        f"one maximum is taken for {whole}: rows whose scores lie far below it are empty",
+        EMPTY_BELOW.format(whole),
         shifted(_largest_of(dims)),
         overflows=True,
     )
