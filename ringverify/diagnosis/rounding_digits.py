@@ -202,16 +202,16 @@ def _sent_on(here: Here, x: torch.Tensor) -> torch.Tensor:
     return rounded(here, x) if here.size > 1 else x
 
 
-_TRAVELLING = online(kept=_sent_on, total=_sent_on, top=_sent_on)
+_AT_EVERY_HOP = {
+    "the running maximum and both running sums travel in": online(kept=_sent_on, total=_sent_on, top=_sent_on),
+    "out and lse are kept in": replace(STEPS, between=lambda here, whole: Partial(*(rounded(here, x) for x in whole))),
+}
 _ROUNDING += [
-    (
-        f"the running maximum and both running sums travel in the input dtype{where}: they are rounded at every hop",
-        steps,
-        ("accumulates",),
-    )
-    for where, steps in (
-        (", where queries travel to the right", in_order(_TRAVELLING, ORDERS[ONWARD])),
-        ("", _TRAVELLING),
+    (f"{what} the input dtype{where}: they are rounded at every hop", changed, ("accumulates",))
+    for what, steps in _AT_EVERY_HOP.items()
+    for where, changed in (
+        (", where queries travel to the right", in_order(steps, ORDERS[ONWARD])),
+        ("", steps),
     )
 ]
 _ROUNDING.append(

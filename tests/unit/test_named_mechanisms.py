@@ -2228,8 +2228,9 @@ def test_gradients_that_are_summed_over_other_heads_two_key_heads_at_a_time_are_
     assert explaining(library(words), scenes) == [words]
 
 
-def test_sums_that_travel_in_the_input_dtype_are_told():
-    """With the queries, so that the blocks of the next ranks come after a rank's own; one rank sends nothing."""
+@pytest.mark.parametrize("normalised", [False, True])
+def test_what_travels_in_the_input_dtype_with_the_queries_is_told(normalised):
+    """The blocks of the next ranks come after a rank's own; one rank sends nothing, though it may keep the dtype."""
 
     def attend(q, k, v, call):
         every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
@@ -2242,15 +2243,18 @@ def test_sums_that_travel_in_the_input_dtype_are_told():
             top = torch.maximum(state[0], s.amax(-1, keepdim=True))
             shrink, w = (state[0] - top).exp(), (s - top).exp()
             state = top, state[1] * shrink + w.sum(-1, keepdim=True), state[2] * shrink + w @ of_v
-            state = tuple(x.to(q.dtype).float() for x in state) if call.world_size > 1 else state
+            if normalised:
+                state = state[0] + state[1].log(), torch.ones_like(state[1]), state[2] / state[1]
+            state = tuple(x.to(q.dtype).float() for x in state) if normalised or call.world_size > 1 else state
         top, total, out = state
         return (out / total).transpose(1, 2).to(q.dtype), (top + total.log())[..., 0]
 
     declared = Capabilities(dtypes=("bfloat16",), causal="never", lse=True, gradients=False)
     cases = [case_of(size=size, dtype="bfloat16") for size in (2, 3, 4)]
     scenes, _ = seen(Implementation(attend, "travelling", declared), cases, gradients=False)
-    (found,) = {text for text in explaining(ROUNDED, scenes) if "travel" in text}
-    assert "where queries travel to the right: they are rounded at every hop" in found
+    (found,) = {text for text in explaining(ROUNDED, scenes) if "every hop" in text}
+    what = "out and lse are kept" if normalised else "the running maximum and both running sums travel"
+    assert found.startswith(f"{what} in the input dtype, where queries travel to the right")
 
 
 def test_a_fault_that_does_not_visit_every_block_is_limited_to_none_of_them():

@@ -39,7 +39,7 @@ PLANTED = [
     ("at least 3 ranks", lambda one: one["ranks"] >= 3),
     ("exactly 3 ranks", lambda one: one["ranks"] == 3),
     ("an even number of ranks", lambda one: one["ranks"] % 2 == 0),
-    ("a number of ranks that is a product of smaller ones", lambda one: one["ranks"] in (4, 6, 8)),
+    ("4, 6 or 8 ranks, or more such", lambda one: one["ranks"] in (4, 6, 8)),
     ("causal", lambda one: one["causal"]),
     ("not causal", lambda one: not one["causal"]),
     ("causal, at least 3 ranks", lambda one: one["causal"] and one["ranks"] >= 3),

@@ -824,10 +824,6 @@ def _choices(name: str, value: str) -> Iterator[Condition]:
         yield Condition(f"{factor} other than {value}", about, 1.3, (name,), lambda one: one.get(name, value) != value)
 
 
-def _composite(n: int) -> bool:
-    return any(n % divisor == 0 for divisor in range(2, n))
-
-
 def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Condition]:
     """Yield the statements about a number: at least, at most, exactly, even, odd, and what divides it."""
     if name in SIZES:
@@ -880,7 +876,8 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
     if name == "ranks":
         yield one_of("an odd number of ranks, at least 3", 0.29, lambda value: value % 2 == 1 and value > 1, limit=1)
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
-        yield one_of("a number of ranks that is a product of smaller ones", 0.6, _composite, limit=1)
+        # Up to 8 ranks, the even numbers from 4 on are the products of smaller ones.
+        yield one_of("4, 6 or 8 ranks, or more such", 0.6, lambda value: value % 2 == 0 and value > 2, limit=1)
     if name in DIVIDED:
         subject = number if name in SIZES else f"a {number} that is"
         for n in (4, 8, 16) if name != "queries" else ():
