@@ -12,6 +12,7 @@ of what a case needs in order to fail.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -52,7 +53,7 @@ from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.rounding_digits import TWICE, rounding
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.standing import Standing
+from ringverify.diagnosis.standing import Standing, padded
 from ringverify.diagnosis.when.conditions import HALF, LARGE
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.diagnosis.where import Probe, locate, of_other_code, wrong_tensors
@@ -76,8 +77,11 @@ FURTHER = 20
 BASES = 12
 """Cases that failed, the smallest first, of which further ones are made."""
 
-SCATTERED = 40
+SCATTERED = 50
 """Further cases, with several choices and all lengths changed at once, against which what is named is held."""
+
+FEW = 16
+"""One in so many of those that fail, at most, may be left unexplained."""
 
 OF_SINKS = 10
 """Cases beside the smallest in which a gradient of sinks has to be explained."""
@@ -229,7 +233,6 @@ class _Inquiry:
         self._failing = () if needs is None else needs.failing
         self._passing = () if needs is None or smallest.case.apart else needs.passing
         self._exploration = None if needs is None or smallest.case.apart else needs.exploration
-        self._has_scattered = False
         # Without gradients, a fault of one direction cannot be told from the same fault in both.
         ways = get_args(When) if "dq" in smallest.tensors else ("always",)
         self._known = [one for one in known if one.when in ways]
@@ -251,9 +254,10 @@ class _Inquiry:
                 break
             left = self._held_against_scenes(stage())
             named = self._told_apart(self._settled(left))
-            if named and (scattered := self._scattered()):
-                left = [one for one in left if all(self._stands(one, scene) for scene in scattered)]
+            if named:
+                left = [one for one in left if self._withstands(one)]
                 if not left and stage == self._fitted:  # what was fitted to too few cases is fitted to more
+                    self._scenes = sorted((*self._scenes, *self._scattered), key=lambda scene: not wrong_tensors(scene))
                     left = self._held_against_scenes(stage())
                 named = self._told_apart(self._settled(left))
             if stage == self._fitted:
@@ -359,20 +363,28 @@ class _Inquiry:
         fewest = min((len(one.only) for one in named), default=0)
         return [one for one in named if len(one.only) == fewest]
 
+    @functools.cached_property
     def _scattered(self) -> list[Scene]:
-        """Return what is seen of cases that are unlike those at hand, once; they are among these afterwards."""
-        if self._exploration is None or self._has_scattered:
+        """What is seen of cases that are unlike those at hand."""
+        if self._exploration is None:
             return []
-        self._has_scattered = True
-        x = self._exploration
-        # Scores that are far apart show rounding errors that a fault has made larger.
-        hides = () if self._smallest.case.values in LARGE else LARGE
+        has, x = [self._smallest.case, self._first], self._exploration
+        # Scores that are far apart show rounding errors that a fault has made larger; padding may have been cleared.
+        hides = () if has[0].values in LARGE else LARGE
         scattered = x.scattered(x.failing()[:BASES], random.Random(1), cotangents=True)
         drawn = (case.replace(values="normal") if case.values in hides else case for case in scattered)
-        cases = [case for case in dict.fromkeys(itertools.islice(drawn, SCATTERED)) if not case.chunks]
-        found = list(self._answered(cases, self._patience_of(self._seconds / 2)))
-        self._scenes = sorted((*self._scenes, *found), key=lambda scene: not wrong_tensors(scene))
-        return found
+        cases = [
+            case
+            for case in dict.fromkeys(itertools.islice(drawn, SCATTERED))
+            if not case.chunks and (any(map(padded, has)) or not padded(case))
+        ]
+        return list(self._answered(cases, self._patience_of(self._seconds / 2)))
+
+    def _withstands(self, one: Standing) -> bool:
+        """Return whether it explains all scattered cases that fail but a few, in which something else may show too."""
+        spared = sum(bool(wrong_tensors(scene)) for scene in self._scattered) // FEW
+        unexplained = (scene for scene in self._scattered if not self._stands(one, scene))
+        return next(itertools.islice(unexplained, spared, None), None) is None
 
     def _told_apart(self, named: list[Standing]) -> list[Standing]:
         """Return the hypotheses that further cases leave, some of which part those that are alike so far."""

@@ -89,7 +89,7 @@ class Standing:
         is too large makes the rounding errors of scores far apart so many times larger. Another block, or one
         that is taken for another, has padding in other places, which may have been cleared before it is sent.
         """
-        if self.hypothesis.steps.changed & {"hop_of", "keys"} and _padded(scene.case):
+        if self.hypothesis.steps.changed & {"hop_of", "keys"} and padded(scene.case):
             return True
         if "cap_slope" in self.hypothesis.steps.changed and scene.case.values in LARGE:
             return True
@@ -173,7 +173,7 @@ class Standing:
         return text if said and not self.somewhere else f"{text}, though not in every case"
 
 
-def _padded(case: Case) -> bool:
+def padded(case: Case) -> bool:
     """Whether some keys are no query's: those past key_lengths, or outside all documents."""
     p = case.problem
     outside = p.documents is not None and (p.documents[0], p.documents[-1]) != (0, p.nk)

@@ -101,7 +101,7 @@ def _pairs_told(tensor: TensorName, pairs: tuple[WrongPair, ...]) -> str:
     what = next(kind for kind in kinds if any(pair.what == kind for pair in pairs))
     here = [pair for pair in pairs if pair.what == what]
     if what == "scaled":
-        return "each row attends the right keys, but all of its weights are off by one factor"
+        return "each row weighs its keys rightly but for one factor, as keys and values of 0 beside them would make it"
     told = [
         _weight_told(tensor, pair) if tensor in ("out", "lse") else _part_told(tensor, pair) for pair in here[:SHOWN]
     ]
