@@ -1,12 +1,14 @@
-"""Which rows of out, or of dq, are NaN where all others are right: those that attend nothing in some block.
+"""Which rows of out, or of gradients, are NaN where all others are right: those that attend nothing in some block.
 
 exp(−inf − (−inf)) is NaN, so a merge or an online softmax spoils the rows that attend nothing in some block, unless it
-guards against it. Which block that is depends on the order in which an implementation visits them.
+guards against it. Which block that is depends on the order in which an implementation visits them. A backward that
+takes exp(scores − lse) spoils the gradients of all keys that it holds against a row without keys.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -110,6 +112,11 @@ def _empty_in_first_piece(blocks: Blocks) -> Mask:
     return found
 
 
+def _without_keys(blocks: Blocks) -> Mask:
+    found: Mask = (blocks.of_row == 0).all(axis=-1)
+    return found
+
+
 ROWS: dict[str, Rows] = {
     "no key at all, on a rank that attends any,": lambda blocks: (
         (blocks.of_row == 0).all(axis=-1) & (blocks.visited > 0).any(axis=-1)
@@ -149,7 +156,7 @@ ROWS: dict[str, Rows] = {
     ).any(axis=-1),
     "no key of some block that holds any": lambda blocks: ((blocks.of_row == 0) & blocks.holds).any(axis=-1),
     "no key of some block": lambda blocks: (blocks.of_row == 0).any(axis=-1),
-    "no key at all": lambda blocks: (blocks.of_row == 0).all(axis=-1),
+    "no key at all": _without_keys,
 }
 """Rows that are NaN, by what they attend; that which concerns the fewest rows first, as long as that can be said."""
 
@@ -161,8 +168,64 @@ OF_ALL = (
 """Rows of which it can be said without the rank of the query."""
 
 
+LSE = (
+    "dk and dv are NaN of keys whose {keys} is held against a {queries} with a row without any key{skipping}: its lse "
+    "is -inf, and -inf - (-inf) is not guarded in the backward"
+)
+
+
+def _keys_held_against_empty(of_pieces: bool, skipping: bool, blocks: Blocks) -> Mask:
+    """Keys held against a row that attends nothing, `(B, K, Nk)`: of blocks or zigzag pieces, and all of a rank's rows.
+
+    With `skipping`, those of which the rank, or its piece, attends nothing are left out.
+    """
+    pairs = blocks.pairs.of_pieces() if of_pieces else blocks.pairs
+    attends: Mask = pairs.true > 0
+    empty: Mask = np.all(~attends, axis=-1)
+    found: Mask = np.zeros((*attends.shape[:2], attends.shape[3]), dtype=bool)
+    for rows, keys in itertools.product(pairs.queries.shards, pairs.keys.shards):
+        if not skipping or attends[:, :, rows][..., keys].any():
+            found[:, :, keys] |= np.any(empty[:, :, rows], axis=-1, keepdims=True)
+    grouped: Mask = np.any(found.reshape(len(found), pairs.problem.hk, -1, found.shape[2]), axis=2)
+    return grouped
+
+
+def _of_keys(*, zigzag: bool) -> Iterator[Hypothesis]:
+    """Yield what explains NaN in dk and dv where out is right, of pieces too if some case is of zigzag shards."""
+    held = (("block", "rank's block of queries"), ("zigzag piece", "piece of queries"))
+    for (of_pieces, (keys, queries)), skipping in itertools.product(enumerate(held[: 1 + zigzag]), (True, False)):
+        rows = functools.partial(_keys_held_against_empty, bool(of_pieces), skipping)
+        more = ", and attended by some of its rows" if skipping else ""
+        text = LSE.format(keys=keys, queries=queries, skipping=more)
+        yield Hypothesis(text, STEPS, judge=functools.partial(_judged_of_keys, rows))
+
+
+def _judged_of_keys(keys: Rows, scene: Scene) -> float | None:
+    """Return 0 if just these keys have NaN in dk and dv, but for padding, which may be cleared, and all else is right.
+
+    Rows that attend nothing may have NaN in dq.
+    """
+    blocks = Blocks(pairs_of(scene))
+    spoilt, padding, empty = keys(blocks), blocks.pairs.padding[:, 0], _without_keys(blocks)
+    nothing = np.zeros_like(empty)
+    for rank, (rows, held) in enumerate(zip(*scene.shards, strict=True)):
+        here: dict[TensorName, tuple[Mask, Mask]] = {
+            "dq": (nothing[:, :, rows], empty[:, :, rows]),
+            **dict.fromkeys(("dk", "dv"), (spoilt[:, :, held], padding[:, :, held])),
+        }
+        for name in scene.tensors:
+            told, free = here.get(name, (nothing[:, :, rows], nothing[:, :, rows]))
+            nan = np.isnan(scene.seen(name, rank))
+            if ((scene.margins(name, rank) > 1) & ~nan).any():
+                return None
+            rest = nan[..., None] if name == "lse" else nan.swapaxes(1, 2)
+            if ((rest != told[..., None]) & ~free[..., None]).any():
+                return None
+    return None if wrong_tensors(scene) and not spoilt.any() else 0.0
+
+
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
-    """Yield what explains the NaN in the out of cases, or in dq where out is right.
+    """Yield what explains the NaN in the out of cases, or in gradients where out is right.
 
     Args:
         scenes: cases, those that fail first.
@@ -178,7 +241,9 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 no_pieces = rows is _empty_in_first_piece and not zigzag
                 if not no_pieces and (not first.replicated or text in OF_ALL):  # replicated queries have no own rank
                     yield Hypothesis(says.format(text), STEPS, judge=functools.partial(_judged, name, rows))
-            return
+            break
+    if "dk" in first.tensors and any(np.isnan(first.seen("dk", rank)).any() for rank in range(first.size)):
+        yield from _of_keys(zigzag=zigzag)
 
 
 def _judged(name: TensorName, rows: Rows, scene: Scene) -> float | None:

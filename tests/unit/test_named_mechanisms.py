@@ -1551,6 +1551,30 @@ def test_what_stands_for_an_empty_row_of_a_block_is_told(text, filled):
     )
 
 
+@pytest.mark.parametrize("skipping", [False, True])
+def test_gradients_of_keys_that_a_row_without_keys_spoils_are_told(skipping):
+    """The backward takes exp(scores - lse) of whole blocks, or of those of which a rank attends anything."""
+
+    def gradients(steps, here, hop, owner, rows, block):
+        dq, part = STEPS.gradients(steps, here, hop, owner, rows, block)
+        if skipping and not bool(steps.pattern(steps, here, hop, owner).any()):
+            return dq, part
+        lost = (rows[-1] == -math.inf).any(-1).unflatten(1, (here.problem.hk, -1)).any(-1)[:, None, :, None]
+        return dq, part._replace(k=part.k.masked_fill(lost, math.nan), v=part.v.masked_fill(lost, math.nan))
+
+    implementation = Implementation(ring_of(replace(STEPS, gradients=gradients)), "nan", EVERYTHING)
+    cases = [
+        case_of(documents=(2, 7, 12)),
+        case_of(documents=(2, 7, 11), size=4, query_length=14, heads=4, key_heads=2),
+    ]
+    scenes, _ = seen(implementation, cases, gradients=True)
+    more = ", and attended by some of its rows" if skipping else ""
+    assert explaining(undefined.hypotheses(scenes), scenes) == [
+        "dk and dv are NaN of keys whose block is held against a rank's block of queries with a row without any "
+        f"key{more}: its lse is -inf, and -inf - (-inf) is not guarded in the backward"
+    ]
+
+
 def test_gradients_that_are_nan_beside_a_right_out_are_told():
     """Of the rows that attend nothing of the last block."""
 
