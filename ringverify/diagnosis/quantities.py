@@ -213,6 +213,7 @@ IN_SHARDS = (
     Quantity("the key length", _length),
     Quantity("the number of keys", lambda pairs: pairs.problem.nk),
     Quantity("the longest key length of the batch", lambda pairs: int(_length(pairs).max()), 1.2),
+    Quantity("the key length of the first batch entry", lambda pairs: _length(pairs)[:1], 1.2),
     Quantity("ranks · ⌊key length / ranks⌋", lambda pairs: _length(pairs) // pairs.size * pairs.size, 1.5),
     Quantity("ranks · ⌊keys / ranks⌋", lambda pairs: pairs.problem.nk // pairs.size * pairs.size, 1.5),
 )

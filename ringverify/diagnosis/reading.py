@@ -57,15 +57,6 @@ EXCUSED = 1.5
 LIMITED = 0.4
 """What it costs, in parts, to limit a rule to one for the sake of right cases alone."""
 
-LARGE = 2
-"""Blocks with several queries and keys that have to be missing as a whole, before no more is said than that."""
-
-LEFT_OUT = (
-    "whole blocks are left out though queries of the rank attend keys of them, and all else is right: the test of "
-    "which hops are needed, or their number, is wrong"
-)
-"""What is said where no rule tells which blocks are left out."""
-
 TRIED = 24
 """Rules whose numbers are compared, at most."""
 
@@ -349,53 +340,12 @@ def hypotheses(
         np.array_equal(one.zeros, _lost(one.true, one.counts)) for one in found
     ):
         told_by = tuple(dataclasses.replace(rule, as_zeros=True) for rule in told_by)
-    by_rules = [
+    return [
         dataclasses.replace(hypothesis_of(rule, when, padding), measured=rule.inferred)
         for rule in told_by
         for when in whens
         for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
     ]
-    return [*by_rules, *(one for when in whens for one in _of_whole_blocks(found, when))]
-
-
-def _of_whole_blocks(failing: Sequence[Read], when: When) -> Iterator[Hypothesis]:
-    """Yield that blocks are left out, if all that was read is right but for blocks that are missing as a whole.
-
-    Which ones, no rule says: a case that was not read is not held against it.
-    """
-    kept, large = {one.pairs.case: one.counts for one in failing}, 0
-    for one in failing:
-        gone, pairs = one.counts != one.true, one.pairs
-        if pairs.case.replicated or one.counts[gone].any() or one.zeros.any():
-            return
-        for queries, keys in itertools.product(pairs.queries.shards, pairs.keys.shards):
-            here, attended = (x[:, :, queries][..., keys] for x in (gone, one.true > 0))
-            if here.any() and not np.array_equal(here, attended):
-                return
-            several = here.any(axis=(0, 1, 2)).sum() > 1 and here.any(axis=(0, 1, 3)).sum() > 1
-            large += bool(several)
-    if large < LARGE:
-        return
-
-    def judge(scene: Scene) -> float | None:
-        counts = kept.get(scene.case)
-        if not wrong_tensors(scene):
-            return 0.0
-        if counts is None:
-            return None if _attends_more(scene) else 0.0
-        return _residual(scene, Rule(Otherwise(LEFT_OUT, lambda pairs: counts), ()), when, "given")
-
-    yield Hypothesis(LEFT_OUT, STEPS, when, judge=judge)
-
-
-def _attends_more(scene: Scene) -> bool:
-    """Whether some row's lse is larger than it may be where keys are left out."""
-    if "lse" not in scene.tensors:
-        return False
-    return any(
-        bool((scene.seen("lse", rank) > scene.true("lse", rank) + scene.limit("lse", rank)).any())
-        for rank in range(scene.size)
-    )
 
 
 def _inferred(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:

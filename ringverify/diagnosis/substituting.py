@@ -29,6 +29,11 @@ SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
     "of a run of heads, where ranks have every so many from their rank on": lambda heads, group, ranks: (
         np.arange(heads).reshape(ranks, -1).T.ravel() if heads % ranks == 0 else np.arange(heads)
     ),
+    "of a run of heads that starts at rank · key heads of a rank, not rank · heads": lambda heads, group, ranks: (
+        np.arange(heads) - np.arange(heads) * ranks // heads * ((heads - heads // group) // ranks)
+        if heads // group % ranks == 0
+        else np.arange(heads)
+    ),
     "of the next head": lambda heads, group, ranks: np.roll(np.arange(heads), -1),
     "in the order (head of the group, key head)": lambda heads, group, ranks: (
         np.arange(heads).reshape(group, heads // group).T.ravel()

@@ -1382,19 +1382,34 @@ def test_heads_that_are_padded_and_come_back_in_another_order_are_told():
     assert words in explaining(REARRANGED, scenes)
 
 
-def test_sinks_of_heads_that_lie_apart_are_told():
-    """Each rank has a run of heads, and takes every second or third sink from its rank on."""
+def sinks_apart(sinks, rank, problem, size):
+    """Every second or third sink from the rank on."""
+    return sinks[rank::size]
 
-    def apart(q, k, v, call):
-        runs = torch.cat([call.sinks[rank :: call.world_size] for rank in range(call.world_size)])
-        return ring_of(STEPS)(q, k, v, replace(call, sinks=runs))
 
-    cases = [case_of(sinks=True, heads=4, size=2), case_of(sinks=True, heads=6, size=3)]
+def sinks_by_key_heads(sinks, rank, problem, size):
+    """A run of sinks that starts as if the rank had as many heads as key heads."""
+    return sinks[rank * problem.hk // size :][: problem.heads // size]
+
+
+@pytest.mark.parametrize(
+    ("taken", "words"),
+    [
+        (sinks_apart, "of every so many heads from its rank on, where ranks have runs of heads"),
+        (sinks_by_key_heads, "of a run of heads that starts at rank · key heads of a rank, not rank · heads"),
+    ],
+)
+def test_sinks_of_other_heads_than_a_ranks_own_are_told(taken, words):
+    """Each rank has a run of heads."""
+
+    def attend(q, k, v, call):
+        runs = [taken(call.sinks, rank, call.problem, call.world_size) for rank in range(call.world_size)]
+        return ring_of(STEPS)(q, k, v, replace(call, sinks=torch.cat(runs)))
+
+    cases = [case_of(sinks=True, heads=8, key_heads=4, size=2), case_of(sinks=True, heads=6, key_heads=3)]
     declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
-    scenes, _ = seen(Implementation(apart, "sinks", declared), cases, gradients=False)
-    assert explaining(SUBSTITUTED, scenes) == [
-        "each head takes the sink of every so many heads from its rank on, where ranks have runs of heads"
-    ]
+    scenes, _ = seen(Implementation(attend, "sinks", declared), cases, gradients=False)
+    assert explaining(SUBSTITUTED, scenes) == [f"each head takes the sink {words}"]
 
 
 def test_rows_that_are_not_computed_are_told_from_rows_that_attend_nothing():

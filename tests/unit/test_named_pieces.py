@@ -722,34 +722,6 @@ def test_gradients_of_tiles_from_position_0_on_that_are_assigned_are_told():
     assert words in explaining(of_gradients(scenes), scenes)
 
 
-LOST = {3: ((0, 2), (2, 1)), 4: ((1, 3), (3, 0))}
-
-
-def test_blocks_that_are_missing_without_a_rule_are_told():
-    """Whole blocks, and nothing else; not if a part of a block is there."""
-
-    def left_out(rows):
-        return where(lambda here, owner, i, j: ((here.rank, owner) not in LOST[here.size]) | (i - i.min() >= rows))
-
-    cases = [case_of(), case_of(size=4, query_length=16)]
-    for rows, told in ((9, True), (2, False)):
-        scenes, probe = seen(Implementation(ring_of(left_out(rows)), "lost", EVERYTHING), cases, gradients=False)
-        found = explaining(reading.hypotheses(scenes, probe, lambda: 1), scenes)
-        assert (found == [reading.LEFT_OUT]) is told
-
-
-def test_blocks_are_not_missing_where_more_is_attended_elsewhere():
-    """A case that was not read tells it by its lse."""
-    lost = ring_of(where(lambda here, owner, i, j: (here.rank, owner) not in LOST[here.size]))
-    scenes, probe = seen(Implementation(lost, "lost", EVERYTHING), [case_of(), case_of(size=4)], gradients=False)
-    (missing,) = [one for one in reading.hypotheses(scenes, probe, lambda: 1) if one.says == reading.LEFT_OUT]
-    everything = ring_of(attending(lambda here, owner, i, j: 1))
-    (more,), _ = seen(Implementation(everything, "more", EVERYTHING), [case_of(causal=True)], gradients=False)
-    (fewer,), _ = seen(Implementation(lost, "fewer", EVERYTHING), [case_of(causal=True, seed=2)], gradients=False)
-    assert missing.explains(more) is None
-    assert missing.explains(fewer) == 0
-
-
 @pytest.mark.parametrize("words", CHUNKS)
 def test_gradients_of_chunks_of_queries_that_are_assigned_are_told(words):
     """Of keys that the later chunk reads, or of pieces of which it attends a key."""
