@@ -256,14 +256,14 @@ class _Inquiry:
             named = self._told_apart(self._settled(left))
             if named:
                 left = [one for one in left if self._withstands(one)]
-                if not left and stage == self._fitted:  # what was fitted to too few cases is fitted to more
-                    self._scenes = sorted((*self._scenes, *self._scattered), key=lambda scene: not wrong_tensors(scene))
-                    left = self._held_against_scenes(stage())
                 named = self._told_apart(self._settled(left))
+                if stage == self._fitted and not self._measured(named):  # too few cases were fitted: here are more
+                    self._scenes = sorted((*self._scenes, *self._scattered), key=lambda scene: not wrong_tensors(scene))
+                    named = self._told_apart(self._settled(self._held_against_scenes(stage())))
             if stage == self._fitted:
                 named, left = self._measured(named), []
             named = self._told_apart_by_gradients(named)
-            if named and all(one.in_all_like_it for one in named):
+            if _in_all(named):
                 return self._told(named)
             # What is not so in some right case may be there under a condition, unless something else is so in all.
             sometimes = sometimes or named or [one.with_unknown_condition() for one in left if one.may_be]
@@ -456,6 +456,11 @@ def _refuted(named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
         fewest = min(len(one.excused) for one in named)
         named = [one for one in named if len(one.excused) == fewest]
     return named
+
+
+def _in_all(named: Sequence[Standing]) -> bool:
+    """Whether there are some, and no right case lacks any of them."""
+    return bool(named) and all(one.in_all_like_it for one in named)
 
 
 def diagnose_rounding(

@@ -71,9 +71,12 @@ def _some(chosen: Mask) -> Places:
 
 
 def separating(pooled: _Pooled) -> list[tuple[Relation, ...]]:
-    """Return the fewest comparisons that hold of some pairs and, together, of no other; the simplest first."""
+    """Return the fewest comparisons that hold of some pairs and, together, of no other; the simplest first.
+
+    Where there are no others, nothing is said: it would be so by chance.
+    """
     seen = sum(len(places[0]) for places in pooled.having)
-    if seen < 2 * ENOUGH:
+    if seen < 2 * ENOUGH or not any(len(places[0]) for places in pooled.others):
         return []
     values, fixed = functools.cache(pooled.values), functools.cache(pooled.fixed)
     survivors: dict[bytes, tuple[float, Relation, Mask]] = {}
@@ -85,7 +88,7 @@ def separating(pooled: _Pooled) -> list[tuple[Relation, ...]]:
         for relation, more in _true_of(apart):
             one = Relation(a, relation, b, more)
             left = related(others, relation, more)
-            if left.all() and others.size:
+            if left.all():
                 continue
             key = np.packbits(left).tobytes()
             if key not in survivors or one.cost < survivors[key][0]:

@@ -139,13 +139,14 @@ class Standing:
         return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.tile)
 
     def when_it_fails(self, known: Set[str]) -> bool:
-        """Whether a measured fault is there in all cases that have what the smallest needs in order to fail.
+        """Whether a fitted fault is there in all cases that have what the smallest needs in order to fail.
 
-        Of many cases the plain conditions are known beside that.
+        Of many cases the plain conditions are known beside that; it takes as many for what nothing was measured of.
         """
-        if len(self.confirmed) >= 2 * MEASURED:
+        if many := len(self.confirmed) >= 2 * MEASURED:
             known = {*known, *(each.text for each in PLAIN)}
-        return self.hypothesis.measured and len(self.confirmed) >= MEASURED and known >= self._conditions
+        enough = many or (self.hypothesis.measured and len(self.confirmed) >= MEASURED)
+        return enough and known >= self._conditions
 
     @property
     def _conditions(self) -> Set[str]:
