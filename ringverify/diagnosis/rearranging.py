@@ -28,12 +28,14 @@ Rearranged = Callable[[Scene, Array, int], Array]
 
 
 def _batch_for_rank(scene: Scene, x: Array, of_keys: int) -> Array:
-    """Read `(P, B, n)` as `(B, P · n)`."""
+    """Read what comes shard by shard, `(B, n)` of each rank, as `(B, N)`."""
     shards = scene.shards[of_keys]
-    if len({len(rows) for rows in shards}) > 1:
+    if sum(map(len, shards)) != x.shape[1]:
         return x
     found = np.empty_like(x)
-    found[:, np.concatenate(shards)] = np.stack([x[:, rows] for rows in shards]).reshape(x.shape)
+    found[:, np.concatenate(shards)] = np.concatenate(
+        [x[:, rows].reshape(-1, *x.shape[2:]) for rows in shards]
+    ).reshape(x.shape)
     return found
 
 

@@ -150,20 +150,26 @@ def test_a_ring_that_has_a_cause_is_named_by_it(words):
 
 
 def _gathered_in_the_wrong_order(q, k, v, call):
-    """Keys and values `(rank, batch, tokens)` read as `(batch, rank, tokens)`."""
-    parts = [torch.empty_like(torch.stack([k, v])) for _ in range(call.world_size)]
-    dist.all_gather(parts, torch.stack([k, v]), group=call.group)
-    k, v = torch.stack(parts, dim=1).reshape(2, k.size(0), -1, *k.shape[2:]).transpose(2, 3)
-    s = call.scale * q.transpose(1, 2) @ k.transpose(2, 3)
-    return (s.softmax(dim=-1) @ v).transpose(1, 2)
+    """Keys and values, `(batch, tokens)` of each rank, read as one `(batch, tokens)` of all."""
+    n, every = call.problem.nk, []
+    for x in (k, v):
+        lengths = [n // call.world_size + (rank < n % call.world_size) for rank in range(call.world_size)]
+        parts = [x.new_empty(x.size(0), length, *x.shape[2:]) for length in lengths]
+        parts[call.rank] = x.contiguous()
+        for rank, part in enumerate(parts):
+            dist.broadcast(part, dist.get_global_rank(call.group, rank), group=call.group)
+        joined = torch.cat([part.reshape(-1, *x.shape[2:]) for part in parts])
+        every.append(joined.view(x.size(0), n, *x.shape[2:]).transpose(1, 2))
+    s = call.scale * q.transpose(1, 2) @ every[0].transpose(2, 3)
+    return (s.softmax(dim=-1) @ every[1]).transpose(1, 2)
 
 
 @pytest.mark.timeout(60)
 def test_pieces_read_in_the_wrong_order_are_named():
-    """As all_gather_into_tensor returns them, which puts ranks before the batch."""
-    declared = Capabilities(causal="never", gradients=False)
+    """As all_gather_into_tensor returns them, which puts ranks before the batch; on shards of different lengths too."""
+    declared = Capabilities(causal="never", gradients=False, uneven=True)
     implementation = Implementation(_gathered_in_the_wrong_order, "gathered", declared)
-    found = diagnosed(implementation, case_of(batch=2), gradients=False)
+    found = diagnosed(implementation, case_of(batch=2, query_length=10), gradients=False)
     assert found.text.startswith("k and v are read in the wrong order: pieces (rank, batch, tokens)")
 
 
