@@ -63,6 +63,7 @@ class Grid:
 OF: dict[str, Callable[[Problem, int], int]] = {
     "of as many ranks as divide ranks and key heads": lambda p, size: math.gcd(size, p.hk),
     "of as many ranks as divide ranks and heads": lambda p, size: math.gcd(size, p.heads),
+    "of two ranks where their number is even": lambda p, size: 1 + (size % 2 == 0),
     "of as many ranks as the smallest divisor of their number": lambda p, size: smallest_divisor(size),
     "of as many ranks as the largest divisor of their number": lambda p, size: largest_divisor(size),
 }
@@ -74,8 +75,8 @@ GRIDS: tuple[Grid, ...] = tuple(
 )
 
 
-BY_HEADS = GRIDS[:2]
-"""Teams of neighbours, as many as the number of heads allows."""
+USUAL = GRIDS[:3]
+"""Teams of neighbours, as many as the number of heads allows, or two."""
 
 IN_PAIRS = Grid("of two neighbours, of which the last may be alone", lambda p, size: 2, uneven=True)
 """Teams of two."""

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from ringref import pattern
-from ringverify.diagnosis.grids import BY_HEADS
+from ringverify.diagnosis.grids import USUAL
 from ringverify.diagnosis.masks.dilating import ways_to_dilate
 from ringverify.diagnosis.masks.documents import ways_to_tell_documents
 from ringverify.diagnosis.masks.halos import ways_to_fetch_halos
@@ -224,7 +224,7 @@ def _made() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_level, constraints, True), 1.5)
     says = "cross lengths are aligned by the numbers of queries and keys of the rank that has the head instead of all"
     yield Otherwise(f"{says}, where an exchange deals heads in runs", aligned_by_head, 1)
-    for grid in BY_HEADS:
+    for grid in USUAL:
         yield Otherwise(
             "the number of the team that holds a block is compared with the rank instead of the number of its team: "
             f"later ones up to it are attended whole, under a causal mask, teams being {grid.text}",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringref.sharding import SHARDINGS, ShardingName, key_positions, pieces, query_positions
-from ringverify.diagnosis.grids import BY_HEADS, IN_PAIRS, Grid, joined
+from ringverify.diagnosis.grids import IN_PAIRS, USUAL, Grid, joined
 from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, Rows, side
 from ringverify.diagnosis.scene import Counts
@@ -139,14 +139,14 @@ def _of_transposed(grid: Grid, pairs: Pairs, x: OneSide) -> Ints:
     return found.reshape(x.p.shape)
 
 
-def _of_team(grid: Grid, pairs: Pairs, x: OneSide) -> Ints:
-    """Positions counted from the beginning of what a team holds."""
+def _of_team(grid: Grid, longest: bool, pairs: Pairs, x: OneSide) -> Ints:
+    """Positions counted from the beginning of what a team holds, or from its first rank times the longest shard."""
     teams = grid.teams(pairs.case)
     if len(x.shards) != pairs.size:
         return x.p
-    found = np.arange(x.total)
-    for held in joined(x.shards, teams):
-        found[held] = np.arange(len(held))
+    found, each = np.arange(x.total), max(map(len, x.shards)) if longest else 0
+    for team, held in zip(teams, joined(x.shards, teams), strict=True):
+        found[held] = team[0] * each + np.arange(len(held))
     return found.reshape(x.p.shape)
 
 
@@ -174,8 +174,12 @@ POSITIONS: dict[str, At] = {
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
     **{
-        f"counted from the beginning of what a team holds, teams being {grid.text}": functools.partial(_of_team, grid)
-        for grid in (*BY_HEADS, IN_PAIRS)
+        f"counted from {where}, teams being {grid.text}": functools.partial(_of_team, grid, longest)
+        for where, longest in (
+            ("the beginning of what a team holds", False),
+            ("the first rank of a team times the longest shard", True),
+        )
+        for grid in (*USUAL, IN_PAIRS)
     },
     "counted from the beginning of their document": lambda pairs, x: x.p - _begin_of_document(pairs, x),
     "counted on from the shard's first one": lambda pairs, x: x.at(x.rank, 0 * x.place) + x.place,
@@ -198,7 +202,7 @@ POSITIONS: dict[str, At] = {
         f"as if the members of teams {grid.text} lay apart instead of side by side": (
             functools.partial(_of_transposed, grid)
         )
-        for grid in BY_HEADS
+        for grid in USUAL
     },
     "of the next rank": _of_rank(lambda pairs, rank: rank + 1),
     "of the rank before": _of_rank(lambda pairs, rank: rank - 1),

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.grids import BY_HEADS
+from ringverify.diagnosis.grids import USUAL
 from ringverify.diagnosis.masks.documents import apart, bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
@@ -53,7 +53,7 @@ Skips = Callable[[Pairs, Ends], "Mask | None"]
 WHOSE: dict[str, Callable[[Pairs], Pairs]] = {
     "": lambda pairs: pairs,
     ", blocks being those of the two pieces of each zigzag shard": Pairs.of_pieces,
-    **{grid.whose: functools.partial(Pairs.of_teams, grid=grid) for grid in BY_HEADS},
+    **{grid.whose: functools.partial(Pairs.of_teams, grid=grid) for grid in USUAL},
 }
 """Whose blocks are skipped, as the end of a sentence, and the pairs as those see them."""
 
