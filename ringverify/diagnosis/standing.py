@@ -87,9 +87,10 @@ class Standing:
 
         A mask of the backward alone may give keys to rows without any: what stands for their lse decides. A slope that
         is too large makes the rounding errors of scores far apart so many times larger. Another block, or one
-        that is taken for another, has padding in other places, which may have been cleared before it is sent.
+        that is taken for another, has padding in other places, which may have been cleared before it is sent; likewise
+        gradients that come to another rank.
         """
-        if self.hypothesis.steps.changed & {"hop_of", "keys"} and padded(scene.case):
+        if self.hypothesis.steps.changed & {"hop_of", "keys", "travel"} and padded(scene.case):
             return True
         if "cap_slope" in self.hypothesis.steps.changed and scene.case.values in LARGE:
             return True
