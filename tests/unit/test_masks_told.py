@@ -243,6 +243,14 @@ def lengths_in_pairs(here, owner, i, j):
     return j - here.shards[owner // 2 * 2][0] < torch.tensor(here.problem.key_lengths)[:, None, None, None]
 
 
+def window_between_teams(here, owner, i, j):
+    """Under a window of 3, as if every team of two began after shards as long as the longest."""
+    first = [rank - rank % (1 + (here.size % 2 == 0)) for rank in (here.rank, owner)]
+    longest = max(map(len, here.shards))
+    i, j = (x - here.shards[rank][0] + rank * longest for x, rank in zip((i, j), first, strict=True))
+    return (j <= i) & (j >= i - 3)
+
+
 def window_in_steps(here, owner, i, j):
     """Of a dilation with segments of 6 and a rate of 2, and a window of 2."""
     ahead = (j - i) // 2
@@ -448,6 +456,11 @@ TOLD = {
     "teams being of two neighbours, of which the last may be alone": (
         by_pattern(lengths_in_pairs),
         [case_of(batch=2, key_lengths=(7, 20), size=size, query_length=9 * size) for size in (3, 4)],
+    ),
+    "the window is laid with queries and keys at positions counted from the first rank of a team times the longest "
+    "shard, teams being of two ranks where their number is even": (
+        by_pattern(window_between_teams),
+        [case_of(window=(3, 0), size=size, query_length=4 * size + 1) for size in (3, 4)],
     ),
     "a rank attends only as many blocks before its own as last queries need, not first ones": (
         where(halo_too_short),

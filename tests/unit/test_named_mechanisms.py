@@ -907,6 +907,12 @@ READ = {
             owner * len(here.shards[here.rank]) + torch.arange(len(here.shards[owner])))),
         [case_of(causal=True, query_length=11), case_of(causal=True, query_length=13)], [case_of(causal=True)],
     ),
+    "the causal mask is made with keys at positions of the rank's own keys less the hop times their number": (
+        replace(STEPS, keys=lambda here, hop, owner: (
+            (here.shards[here.rank] - hop * len(here.shards[here.rank])) % here.problem.nk)),
+        [case_of(causal=True, sharding="zigzag"), case_of(causal=True, sharding="zigzag", size=2)],
+        [case_of(causal=True)],
+    ),
     "on the block of rank 0 on other ranks: the causal mask is made as if the block were that of a later rank": (
         taken_for(lambda rank, owner: owner == 0 < rank, lambda i, j, half: i + 0 * j >= half),
         [case_of(causal=True, sharding="zigzag"), case_of(causal=True, sharding="zigzag", size=4, query_length=16)],

@@ -28,6 +28,7 @@ from ringverify.diagnosis.masks.positions import (
     by_own_length,
     keys_at,
     late,
+    less_hops,
     level_with_the_last,
     of_full_pages,
     of_world,
@@ -188,8 +189,12 @@ def _made() -> Iterator[Otherwise]:
             if scope != "key_lengths":
                 yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
                 yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
-        says = f"{what} with keys at positions counted from the owner times the number of keys of the rank in hand"
-        yield Otherwise(says, functools.partial(_in_a_ring, _at(None, by_own_length, scope)), cost)
+        for text, of_blocks in (
+            ("counted from the owner times the number of keys of the rank in hand", by_own_length),
+            ("of the rank's own keys less the hop times their number", less_hops),
+        ):
+            says = f"{what} with keys at positions {text}"
+            yield Otherwise(says, functools.partial(_in_a_ring, _at(None, of_blocks, scope)), cost)
         says = f"{what} with keys at positions of a rank's pages as if all of them were full"
         yield Otherwise(says, _at(None, of_full_pages, scope), cost)
         for text, held in HELD.items():

@@ -277,6 +277,11 @@ def by_own_length(pairs: Pairs) -> Ints:
     return pairs.owner * own_keys(pairs) + pairs.keys.place
 
 
+def less_hops(pairs: Pairs) -> Ints:
+    """Positions of the rank's own keys, less as many as it holds for each hop: true of contiguous shards alone."""
+    return (pairs.keys.at(pairs.rank, pairs.keys.place) - pairs.hop * own_keys(pairs)) % max(1, pairs.keys.total)
+
+
 def of_full_pages(pairs: Pairs) -> Ints:
     """Positions of keys as if every page of a rank's list were full."""
     table, x = pairs.case.page_table, pairs.keys
