@@ -9,7 +9,7 @@ from mechanisms import case_of, explaining, seen
 
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import in_ring_of_teams
-from ringverify.diagnosis.grids import GRIDS, IN_PAIRS, as_teams_see
+from ringverify.diagnosis.grids import GRIDS, IN_PAIRS, OF, as_teams_see
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.neighbours import NEIGHBOURS
 from ringverify.diagnosis.where import wrong_tensors
@@ -98,13 +98,8 @@ def test_a_ring_of_teams_that_leads_to_the_next_rank_is_told():
     scenes, _ = seen(implementation, [case_of(size=4, query_length=n, heads=2) for n in (8, 12)], gradients=False)
     assert explaining(NEIGHBOURS, scenes) == [
         "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
-        "next team, teams being of as many ranks as divide ranks and key heads",
-        "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
-        "next team, teams being of as many ranks as divide ranks and heads",
-        "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
-        "next team, teams being of as many ranks as the smallest divisor of their number",
-        "the ring of teams leads to the rank next to it, whose heads are others, instead of the same member of the "
-        "next team, teams being of as many ranks as the largest divisor of their number",
+        f"next team, teams being {of}"
+        for of in OF
     ]
 
 
