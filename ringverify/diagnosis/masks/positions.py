@@ -150,6 +150,13 @@ def _of_team(grid: Grid, longest: bool, pairs: Pairs, x: OneSide) -> Ints:
     return found.reshape(x.p.shape)
 
 
+def _of_teams(where: str, *, longest: bool) -> dict[str, At]:
+    return {
+        f"counted from {where}, teams being {grid.text}": functools.partial(_of_team, grid, longest)
+        for grid in (*USUAL, IN_PAIRS)
+    }
+
+
 def of_world(pairs: Pairs, x: OneSide, *, first: bool = False) -> Ints:
     """Positions as if the rank in the world, or that less the first one of the ring, were the rank in the ring."""
     g: Ints = pairs.ring[x.rank] - first * pairs.ring[0]
@@ -173,19 +180,13 @@ POSITIONS: dict[str, At] = {
     ),
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
-    **{
-        f"counted from {where}, teams being {grid.text}": functools.partial(_of_team, grid, longest)
-        for where, longest in (
-            ("the beginning of what a team holds", False),
-            ("the first rank of a team times the longest shard", True),
-        )
-        for grid in (*USUAL, IN_PAIRS)
-    },
+    **_of_teams("the beginning of what a team holds", longest=False),
     "counted from the beginning of their document": lambda pairs, x: x.p - _begin_of_document(pairs, x),
     "counted on from the shard's first one": lambda pairs, x: x.at(x.rank, 0 * x.place) + x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
     "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
+    **_of_teams("the first rank of a team times the longest shard", longest=True),
     **{f"of {name} shards": sharded(name) for name in SHARDINGS if name != "replicated_query"},
     "that count rows where the shards of all ranks are joined, rank by rank": _joined,
     "that count rows where length // ranks of each shard are joined, and what is left over comes last": (
