@@ -55,6 +55,7 @@ from ringverify.diagnosis.rounding_digits import TWICE, rounding
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing, padded
 from ringverify.diagnosis.when.conditions import HALF, LARGE
+from ringverify.diagnosis.when.exploring import BASES
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.diagnosis.where import Probe, locate, of_other_code, wrong_tensors
 from ringverify.events import TensorName, Where
@@ -73,9 +74,6 @@ LOOK = 16
 
 FURTHER = 20
 """Variants beside those that a cause has to explain which is not there in every case, or beside which another fits."""
-
-BASES = 12
-"""Cases that failed, the smallest first, of which further ones are made."""
 
 SCATTERED = 50
 """Further cases, with several choices and all lengths changed at once, against which what is named is held."""
@@ -240,7 +238,7 @@ class _Inquiry:
         self._asked = self._further(cases)
         self._patience = patience_of(seconds)
         # Failing cases rule out most hypotheses: those are asked first.
-        self._scenes = sorted(self._answered(self._asked), key=lambda scene: not wrong_tensors(scene))
+        self._scenes = _wrong_first(self._answered(self._asked))
         if self._first != smallest.case and not (self._scenes and wrong_tensors(self._scenes[0])):
             self._scenes += self._answered([self._first])  # no other case failed; this one does
 
@@ -258,7 +256,7 @@ class _Inquiry:
                 left = [one for one in left if self._withstands(one)]
                 named = self._told_apart(self._settled(left))
                 if stage == self._fitted and not self._measured(named):  # too few cases were fitted: here are more
-                    self._scenes = sorted((*self._scenes, *self._scattered), key=lambda scene: not wrong_tensors(scene))
+                    self._scenes = _wrong_first((*self._scenes, *self._scattered))
                     named = self._told_apart(self._settled(self._held_against_scenes(stage())))
             if stage == self._fitted:
                 named, left = self._measured(named), []
@@ -456,6 +454,10 @@ def _refuted(named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
         fewest = min(len(one.excused) for one in named)
         named = [one for one in named if len(one.excused) == fewest]
     return named
+
+
+def _wrong_first(scenes: Iterable[Scene]) -> list[Scene]:
+    return sorted(scenes, key=lambda scene: not wrong_tensors(scene))
 
 
 def _in_all(named: Sequence[Standing]) -> bool:

@@ -34,8 +34,8 @@ OF_TWO = (
     "difference is infinite"
 )
 
-TILES = (16, 32, 64, 128)
-"""Rows of a tile of queries for which one maximum may be taken."""
+CHUNKS = (16, 32, 64, 128)
+"""Numbers of queries for which one maximum may be taken."""
 
 MERGED = {"what a rank has so far": True, "what comes to it": False}
 """Which of two parts that are merged: whether it is the earlier."""
@@ -52,7 +52,7 @@ def _several() -> Iterator[tuple[str, tuple[bool, bool, int | None]]]:
     """Yield the rows for which one maximum may be taken: of batch entries, heads and queries."""
     for batches, entries in ((False, ""), (True, " and all batch entries")):
         for of_rank, heads in ((False, "a head"), (True, "all heads that a rank has after an exchange")):
-            for tile in (None, *TILES):
+            for tile in (None, *CHUNKS):
                 queries = "all queries" if tile is None else f"{tile} queries"
                 yield f"{queries}, {heads}{entries}", (batches, of_rank, tile)
 

@@ -168,7 +168,7 @@ OF_ALL = (
 """Rows of which it can be said without the rank of the query."""
 
 
-LSE = (
+HELD_AGAINST_EMPTY = (
     "dk and dv are NaN of keys whose {keys} is held against a {queries} with a row without any key{skipping}: its lse "
     "is -inf, and -inf - (-inf) is not guarded in the backward"
 )
@@ -196,7 +196,7 @@ def _of_keys(*, zigzag: bool) -> Iterator[Hypothesis]:
     for (of_pieces, (keys, queries)), skipping in itertools.product(enumerate(held[: 1 + zigzag]), (True, False)):
         rows = functools.partial(_keys_held_against_empty, bool(of_pieces), skipping)
         more = ", and attended by some of its rows" if skipping else ""
-        text = LSE.format(keys=keys, queries=queries, skipping=more)
+        text = HELD_AGAINST_EMPTY.format(keys=keys, queries=queries, skipping=more)
         yield Hypothesis(text, STEPS, judge=functools.partial(_judged_of_keys, rows))
 
 

@@ -14,6 +14,7 @@ from ringverify.cases.running import Runner
 from ringverify.check.declaring import OTHERS, contradicted, would_pass
 from ringverify.check.drawing import drawn
 from ringverify.check.explaining import explained
+from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
 from ringverify.diagnosis.further_cases import VARIED, unlike
 from ringverify.diagnosis.hypothesis import Hypothesis
@@ -720,3 +721,56 @@ def test_what_is_named_is_held_against_cases_of_all_lengths(other):
     finally:
         runner.world.close()
     assert (found.text or "").startswith("scale is 1/sqrt(D + 1)") is not bool(other)
+
+
+def test_what_was_fitted_to_cases_that_all_have_a_mask_is_held_against_others():
+    """Documents are ignored beside a window, which every case at hand has: without one they are obeyed."""
+
+    def attend(q, k, v, call):
+        nk = call.problem.nk
+        i, j = torch.arange(nk)[:, None], torch.arange(nk)
+        number = torch.bucketize(torch.arange(nk), torch.tensor(call.documents or (0, nk)), right=True)
+        outside = (number == 0) | (number == len(call.documents or (0, nk)))
+        q, k, v = (x.masked_fill(outside[:, None, None], 0.0) for x in (q, k, v))
+        there = (number[:, None] == number) & ~outside
+        if call.window is not None:
+            left, right = (nk if side is None else side for side in call.window)
+            there = (j >= i - left) & (j <= i + right)
+        s = (torch.einsum("bqhd,bkhd->bhqk", q, k) * call.scale).masked_fill(~there, -torch.inf)
+        lse = s.logsumexp(-1)
+        weights = (s - torch.where(lse == -torch.inf, 0.0, lse)[..., None]).exp()
+        return torch.einsum("bhqk,bkhd->bqhd", weights, v), lse
+
+    c = Capabilities(world_sizes=(1,), documents=True, window=True, lse=True, causal="never")
+    runner = Runner(Implementation(attend, "either", c), SimulatedWorld())
+    case = case_of(size=1, query_length=1, window=(0, 0), documents=(1, 1))
+
+    def fails(case):
+        return judge_everything(case, runner).violation is not None
+
+    try:
+        found = diagnose(
+            lambda case: runner.run(case, gradients=False),
+            [case, case],
+            c,
+            probe=lambda case, inputs: runner.run(case, gradients=False, inputs=inputs),
+            needs=needs(case, fails, c),
+        )
+    finally:
+        runner.world.close()
+    assert "documents ignored (" in (found.text or "")
+
+
+def test_gradients_that_come_to_another_rank_are_not_held_against_padding():
+    """It may have been cleared before it is sent."""
+    doubled = ring_of(replace(STEPS, times_in_part=lambda here, hop, owner: (2, 2)))
+    world = SimulatedWorld()
+    try:
+        runner = Runner(Implementation(doubled, "doubled", EVERYTHING), world)
+        cases = [case_of(documents=documents) for documents in (None, (0, 9), (2, 9))]
+        scenes = [Scene(case, EVERYTHING, runner.run(case, gradients=True)) for case in cases]
+    finally:
+        world.close()
+    moved = next(one for one in HYPOTHESES if "sent on in the wrong direction" in str(one.says))
+    assert [moved.explains(scene) for scene in scenes] == [None, None, None]
+    assert [Standing(moved, 0.0).stands(scene) for scene in scenes] == [False, False, True]

@@ -19,6 +19,9 @@ from ringverify.diagnosis.when.varying import FIELDS, Varying, effort
 MOST_RUNS = 300
 """Runs for one failure, at most, so that a quick machine and a slow one mostly say the same."""
 
+BASES = 12
+"""Cases that failed, the smallest first, of which others are made."""
+
 FIRST = 2
 """Variants of a factor that are run, if all of them fail; it is then no matter of this factor."""
 

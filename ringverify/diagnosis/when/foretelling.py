@@ -23,7 +23,7 @@ from ringverify.cases.running import Observation
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.when.conditions import LARGE, MASKS, Condition, changing
-from ringverify.diagnosis.when.exploring import Exploration, Spent
+from ringverify.diagnosis.when.exploring import BASES, Exploration, Spent
 from ringverify.diagnosis.when.needs import Needs, Requirement, said
 from ringverify.diagnosis.when.varying import effort
 from ringverify.implementation import Capabilities
@@ -39,9 +39,6 @@ FURTHER = 400
 
 RUNS = 60
 """Further runs, at most, for cases where the cause contradicts what was said."""
-
-BASES = 12
-"""Cases that failed, the smallest first, of which others are made."""
 
 TURNED = 16
 """Cases that fail of which a factor is varied that is said not to matter."""

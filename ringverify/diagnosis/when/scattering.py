@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from ringverify.diagnosis.when.exploring import Spent
+from ringverify.diagnosis.when.exploring import BASES, Spent
 from ringverify.diagnosis.when.needs import Needs, said
 
 RUNS = 90
@@ -17,9 +17,6 @@ ROUND = 12
 """Cases that are drawn at a time. Of those that meet all conditions the one is run that is least like all that failed,
 and one that lacks a single condition: those that lack two teach little.
 """
-
-BASES = 12
-"""Cases that failed, the smallest first, of which others are made."""
 
 BACKED = 8
 """Cases that have to pass without one condition alone before it is said beside one without words."""
