@@ -238,7 +238,7 @@ class _Inquiry:
         self._asked = self._further(cases)
         self._patience = patience_of(seconds)
         # Failing cases rule out most hypotheses: those are asked first.
-        self._scenes = _wrong_first(self._answered(self._asked))
+        self._scenes = sorted(self._answered(self._asked), key=lambda scene: not wrong_tensors(scene))
         if self._first != smallest.case and not (self._scenes and wrong_tensors(self._scenes[0])):
             self._scenes += self._answered([self._first])  # no other case failed; this one does
 
@@ -255,9 +255,6 @@ class _Inquiry:
             if named:
                 left = [one for one in left if self._withstands(one)]
                 named = self._told_apart(self._settled(left))
-                if stage == self._fitted and not self._measured(named):  # too few cases were fitted: here are more
-                    self._scenes = _wrong_first((*self._scenes, *self._scattered))
-                    named = self._told_apart(self._settled(self._held_against_scenes(stage())))
             if stage == self._fitted:
                 named, left = self._measured(named), []
             named = self._told_apart_by_gradients(named)
@@ -454,10 +451,6 @@ def _refuted(named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
         fewest = min(len(one.excused) for one in named)
         named = [one for one in named if len(one.excused) == fewest]
     return named
-
-
-def _wrong_first(scenes: Iterable[Scene]) -> list[Scene]:
-    return sorted(scenes, key=lambda scene: not wrong_tensors(scene))
 
 
 def _in_all(named: Sequence[Standing]) -> bool:
