@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.merging_branches import MERGED_BRANCHES
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED, SUMMED
 from ringverify.diagnosis.neighbours import NEIGHBOURS
@@ -30,6 +31,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = tuple(
             *(Hypothesis(**vars(cause)) for cause in CAUSES),
             *REARRANGED,
             *FILLED,
+            *MERGED_BRANCHES,
             *SUBSTITUTED,
             *NEIGHBOURS,
             *SUMMED,

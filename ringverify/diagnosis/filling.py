@@ -14,9 +14,6 @@ import numpy as np
 
 from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
 from ringref.rounding import allowed_error
-from ringverify.cases.comparing import QKV_GRADIENTS
-from ringverify.diagnosis.gradients.terms import terms_of
-from ringverify.diagnosis.gradients.weights import by_branch
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks.tiles import ways_to_pad
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of
@@ -236,35 +233,6 @@ EMPTY_BLOCKS = [
     for of_all, which in ((False, " of which others of its rank attend some"), (True, ""))
 ]
 
-AVERAGES: dict[str, Callable[[Mask], Array]] = {
-    "the mean of those that cover it": lambda there: there / np.maximum(there.sum(axis=0), 1),
-    "the mean of all, with 0 where one does not cover it": lambda there: there / len(there),
-    "their sum": lambda there: there.astype(np.float64),
-}
-"""What the out of a query is instead of what log-sum-exps weigh, by which branches `(R, B, H, Nq, 1)` cover it."""
-
-
-def _judge_average(weigh: Callable[[Mask], Array]) -> Callable[[Scene], float | None]:
-    def judge(scene: Scene) -> float | None:
-        terms = terms_of(scene)
-        parts = np.stack(by_branch(terms))
-        if len(parts) == 1:
-            return None if wrong_tensors(scene) else 0.0
-        shares = parts.sum(axis=-1, keepdims=True)
-        own = parts / np.where(shares == 0, 1.0, shares)
-        each = weigh(shares > 0) * own
-        slope = terms.factor / np.where(terms.p == 0, 1.0, terms.p)
-        ds = (each * (terms.dp - (own * terms.dp).sum(axis=-1, keepdims=True))).sum(axis=0) * slope
-        whole = {"out": (each.sum(axis=0) @ terms.v).swapaxes(1, 2)} | terms.sums(QKV_GRADIENTS, ds, each.sum(axis=0))
-        found: list[Results] = [
-            {n: scene.seen(n, rank) if n == "lse" else scene.local(n, whole[n], rank) for n in scene.tensors}
-            for rank in range(scene.size)
-        ]
-        return agree(scene, found, scene.tensors, lambda: scene.allowed)
-
-    return judge
-
-
 GUARDED = ", except in rows without keys"
 
 FILLED: list[Hypothesis] = [
@@ -278,10 +246,4 @@ FILLED: list[Hypothesis] = [
     hypothesis_of(Rule(UNCOVERED, ()), "always"),
     hypothesis_of(Rule(PADDED, ()), "always"),
     *(hypothesis_of(Rule(one, ()), "always") for one in (*EMPTY_BLOCKS, *ways_to_pad())),
-    *(
-        Hypothesis(
-            f"branches of a dilation are merged with equal weights: out is {text}", STEPS, judge=_judge_average(of)
-        )
-        for text, of in AVERAGES.items()
-    ),
 ]

@@ -198,6 +198,28 @@ def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
 
 
+def _kept_of_last(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if a row has what the last rank adds that has queries in its segment, of lanes the last one.
+
+    A lane is what the heads of one offset do in a branch of a dilation. Without one, the sequence is one segment.
+    """
+    pairs, p = terms.pairs, terms.scene.problem
+    i, j, whole = pairs.queries.p, pairs.keys.p, np.where(terms.p == 0, 1.0, terms.p)
+    branches = ((max(1, p.nq, p.nk), 1),) if p.dilation is None else p.dilation.branches
+    lanes = len(branches) * max(w for w, _ in branches)
+    parts, writers = by_branch(terms), list[Ints]()
+    for number, (w, _) in enumerate(branches):
+        held = np.ones((p.heads, p.nk), dtype=bool) if p.dilation is None else kept(pairs, number)
+        offset = np.argmax(held, axis=1)[:, None, None] % w
+        lane = (pairs.queries.rank * len(branches) + number) * lanes + offset
+        writers.append(np.where(held[:, None] & (i // w == j // w), lane, APART))
+    writers = writers if len(parts) == len(writers) else [np.max(writers, axis=0)]
+    by_head = np.max([one.max(axis=1, initial=APART) for one in writers], axis=0)
+    last = by_head.reshape(p.hk, p.group_size, p.nk).max(axis=1).repeat(p.group_size, axis=0)[:, None]
+    gone = sum(part / whole * (one != last) for part, one in zip(parts, writers, strict=True))
+    return {name: -y for name, y in terms.sums_over(names, np.asarray(gone)).items()}
+
+
 def _lost_to_padding(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
     """Return what changes if a head adds nothing to a shard's first row where it has fewer rows than somewhere else.
 
@@ -257,5 +279,11 @@ def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
             "where it has fewer rows there than elsewhere: what pads them is written to that row"
         )
         yield says, functools.partial(_lost_to_padding, names)
+    for names in WRITTEN:
+        says = (
+            f"the {' and '.join(names)} of a row are what the last rank adds that has queries (in a dilation: in the "
+            "row's segment, and of several branches or offsets the last): it is written over what the others added"
+        )
+        yield says, functools.partial(_kept_of_last, names)
     for (says, order), names in itertools.product(WRITERS.items(), WRITTEN):
         yield f"the {' and '.join(names)} {says}", functools.partial(_written_over, order, names)

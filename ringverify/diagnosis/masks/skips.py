@@ -200,14 +200,18 @@ def _after_an_empty_tile(tile: int, pairs: Pairs, at: Ends) -> Mask | None:
     return skip[None, None]
 
 
-def _after_an_empty_hop(pairs: Pairs, at: Ends) -> Mask | None:
-    """Whether a block comes after one of which the rank attends nothing."""
+def _after_an_empty_hop(way: int, pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a block comes after one of which the rank attends nothing, in a ring that sends to the right (1) or left.
+
+    A ring that sends to the left (−1) brings the next rank's block first.
+    """
     if pairs.case.replicated:
         return None
     visited = Blocks(pairs).visited[0, 0] > 0
-    empty = ~np.take_along_axis(visited, (pairs.queries.rank - np.arange(pairs.size)) % pairs.size, axis=1)
+    empty = ~np.take_along_axis(visited, (pairs.queries.rank - way * np.arange(pairs.size)) % pairs.size, axis=1)
     past = np.cumsum(empty, axis=1) > empty
-    found: Mask = np.take_along_axis(past, np.broadcast_to(pairs.hop, pairs.true.shape[2:]), axis=1)
+    hops = np.broadcast_to(way * pairs.hop % pairs.size, pairs.true.shape[2:])
+    found: Mask = np.take_along_axis(past, hops, axis=1)
     return found[None, None]
 
 
@@ -355,7 +359,9 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         functools.partial(after_either, "first", "last", True),
     )
     yield "a block is skipped if its last key is padding", _padded_at_its_end
-    yield "a block is skipped if it comes after one of which the rank attends nothing, hop by hop", _after_an_empty_hop
+    for way, ring in ((1, ""), (-1, ", in a ring that sends to the left")):
+        says = f"a block is skipped if it comes after one of which the rank attends nothing, hop by hop{ring}"
+        yield says, functools.partial(_after_an_empty_hop, way)
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
     yield "blocks of later ranks are skipped under a causal mask, whatever the lengths", _of_a_later_rank
