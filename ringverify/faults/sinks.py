@@ -40,6 +40,10 @@ def _with(change: Callable[[Here, Tensor], Tensor]) -> Steps:
 
 _add("O151", "the sinks are left out", _with(lambda here, sinks: torch.full_like(sinks, -math.inf)))
 _add("O152", "the sink counts once for every rank", _with(lambda here, sinks: sinks + math.log(here.size)))
+FAULTS.cause(
+    "the sink counts once for every merge of two blocks, of which there is one less than ranks",
+    _with(lambda here, sinks: sinks + (math.log(here.size - 1) if here.size > 1 else -math.inf)),
+)
 
 
 def _on_every_block(here: Here, whole: Partial) -> Partial:

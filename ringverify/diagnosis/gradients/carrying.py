@@ -27,6 +27,7 @@ HOMES: dict[str, Home] = {
     "stay on the rank that computes them": lambda rank, hop, size: rank,
     "arrive at the rank after the owner": lambda rank, hop, size: rank - hop + 1,
     "arrive at the rank before the owner": lambda rank, hop, size: rank - hop - 1,
+    "go on as far as their block has come, in the same direction, instead of back": lambda rank, hop, size: rank + hop,
 }
 
 
@@ -67,8 +68,8 @@ def _by_turns(terms: Terms, names: tuple[TensorName, ...]) -> Gradients:
     return found
 
 
-def _on_ranks(home: Home, terms: Terms, names: tuple[TensorName, ...]) -> Gradients:
-    """Return gradients if what is added goes to these ranks."""
+def _on_ranks(home: Home, cleared: bool, terms: Terms, names: tuple[TensorName, ...]) -> Gradients:
+    """Return gradients if what is added goes to these ranks, and what arrives in padding is dropped if `cleared`."""
     scene, pairs = terms.scene, terms.pairs
     held, size = scene.shards[1], scene.size
     if scene.replicated:
@@ -81,7 +82,8 @@ def _on_ranks(home: Home, terms: Terms, names: tuple[TensorName, ...]) -> Gradie
                 into, of = held[home(rank, (rank - owner) % size, size) % size], held[owner]
                 both = min(len(into), len(of))
                 found[name][:, into[:both]] += added[:, of[:both]]
-    return found
+    gone = pairs.padding[:, 0, 0, :, None, None]
+    return {name: np.where(gone, 0.0, y) for name, y in found.items()} if cleared else found
 
 
 def _changed(arrived: Arrived, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
@@ -97,9 +99,11 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     wrong = set(wrong_tensors(scenes[0]))
     if not wrong or not wrong <= {"dk", "dv"}:
         return
-    ends: dict[str, Arrived] = {text: functools.partial(_on_ranks, home) for text, home in HOMES.items()}
-    ends["of query head h are added to key head h mod key heads"] = _by_turns
-    for text, arrived in ends.items():
+    ends: list[tuple[str, Arrived]] = [
+        (text, functools.partial(_on_ranks, home, cleared)) for text, home in HOMES.items() for cleared in (False, True)
+    ]
+    ends.append(("of query head h are added to key head h mod key heads", _by_turns))
+    for text, arrived in ends:
         for names in CARRIED:
             if wrong <= set(names):
                 says = f"gradients of {' and '.join(name[1:] for name in names)} {text}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +10,17 @@ from typing import Literal
 
 import numpy as np
 
-from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
+from ringref.sharding import pieces
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured, terms_of
 from ringverify.diagnosis.gradients.weights import by_branch
-from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
 from ringverify.diagnosis.masks.positions import POSITIONS, At, late
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, kept
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.events import TensorName
 from ringverify.faults.merging import TILES
+from ringverify.faults.ring import STEPS
 
 Writers = Callable[[Pairs], tuple[Ints, Sequence[Ints]]]
 """Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes."""
@@ -137,6 +140,19 @@ SLICES |= {
 }
 
 
+def _of_other_piece(pairs: Pairs, x: OneSide) -> Ints:
+    """Return the positions of rows at the same places in the rank's other zigzag piece, or past the end without one."""
+    if pairs.case.sharding != "zigzag":
+        return x.p
+    lengths, after = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)]), late(x, pairs)
+    early, behind = lengths[x.rank], lengths[2 * pairs.size - 1 - x.rank]
+    place = np.where(after, x.place - early, x.place)
+    there = place < np.where(after, early, behind)
+    return np.where(there, x.at(x.rank, np.where(after, place, early + place)), x.total)
+
+
+SLICES["of the rank's other zigzag piece"] = _of_other_piece
+
 KEPT: dict[str, Callable[[Pairs, OneSide], Ints]] = {
     "rows // ranks": lambda pairs, x: np.array(x.total // pairs.size),
     "the last rank's number of rows": lambda pairs, x: np.array(len(x.shards[-1])),
@@ -170,6 +186,13 @@ def _returned(name: TensorName, target: Moved, terms: Terms) -> Gradients:
     return {name: _to(target(terms.pairs, terms.pairs.queries), getattr(terms.scene.truth, name))}
 
 
+def _judge_lse(target: Moved, scene: Scene) -> float | None:
+    whole, terms = np.empty_like(scene.truth.lse), terms_of(scene)
+    whole[:, :, target(terms.pairs, terms.pairs.queries)] = scene.truth.lse
+    allowed = dataclasses.replace(scene.allowed, lse=np.full_like(whole, scene.allowed.lse.max(initial=0.0)))
+    return agree_but_for(scene, {"lse": whole}, lambda: allowed)
+
+
 def _to(rows: Ints, x: Array) -> Array:
     """Return what changes if every row of a result goes to one of these rows, each of which is taken once."""
     found = -x
@@ -196,6 +219,21 @@ def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -
                 last[block[read_here[0] : read_here[-1] + 1]] = one
     gone = (number != last) & (number != APART)
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
+
+
+def _to_an_end(names: tuple[TensorName, ...], last: bool, terms: Terms) -> Gradients:
+    """Return what changes if what is added to the rows of a shard that a rank reads goes to as many at an end of it."""
+    pairs, found = terms.pairs, {name: np.zeros_like(getattr(terms.scene.truth, name)) for name in names}
+    read = np.any(pairs.true, axis=(0, 1))
+    for rank, owner in itertools.permutations(range(pairs.size), 2):
+        of, held = pairs.rank == rank, pairs.keys.shards[owner]
+        places = np.flatnonzero((read & of)[:, held].any(axis=0))
+        if len(places):
+            rows = held[places[0] : places[-1] + 1]
+            for name, y in terms.sums_over(names, of & (pairs.owner == owner)).items():
+                found[name][:, rows] -= y[:, rows]
+                found[name][:, held[-len(rows) :] if last else held[: len(rows)]] += y[:, rows]
+    return found
 
 
 def _kept_of_last(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
@@ -248,6 +286,8 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         scenes: cases, those that fail first.
     """
     for where, target in MOVED.items():
+        judge = functools.partial(_judge_lse, target)
+        yield Hypothesis(f"rows of lse are returned as {where}", STEPS, judge=judge, measured=True)
         for name in ("out", "dq"):
             yield measured(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
     for names in RETURNED:
@@ -285,5 +325,11 @@ def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
             "row's segment, and of several branches or offsets the last): it is written over what the others added"
         )
         yield says, functools.partial(_kept_of_last, names)
+        for end, last in (("last", True), ("first", False)):
+            says = (
+                f"the {' and '.join(names)} that come back from a rank that reads a part of a shard are added to its "
+                f"{end} rows, as many as that part has"
+            )
+            yield says, functools.partial(_to_an_end, names, last)
     for (says, order), names in itertools.product(WRITERS.items(), WRITTEN):
         yield f"the {' and '.join(names)} {says}", functools.partial(_written_over, order, names)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 
 from ringref.rounding import UNDERFLOW
+from ringref.sharding import pieces
 from ringverify.cases.comparing import sinks_in_parts, worst
 from ringverify.diagnosis.hypothesis import relative_rounding
 from ringverify.diagnosis.pairs import Ints
@@ -53,6 +55,22 @@ def _all(scene: Scene) -> Ints:
     return np.arange(scene.problem.nq)
 
 
+Piece = Literal["early", "late"]
+
+
+def _of_piece(which: Piece, scene: Scene, rank: int) -> Ints:
+    """Return the queries of one zigzag piece of a rank, or of all: of the other one where it is empty."""
+
+    def of(rank: int) -> Ints:
+        rows = _own(scene, rank)
+        early = len(pieces(scene.problem.nq, 2 * scene.size)[rank]) if scene.case.sharding == "zigzag" else 0
+        parts = rows[:early], rows[early:]
+        return parts[which == "late"] if all(map(len, parts)) else rows
+
+    in_parts = sinks_in_parts(scene.case, scene.capabilities)
+    return of(rank) if in_parts else np.concatenate([of(one) for one in range(len(scene.shards[0]))])
+
+
 def _of_tile(tile: int, last: bool, scene: Scene, rank: int) -> Ints:
     """Return the queries of a rank's last tile, or of its first."""
     rows = _own(scene, rank)
@@ -66,6 +84,10 @@ QUERIES: dict[str, Callable[[Scene, int], Ints]] = {
     "is that of the queries of rank 0": lambda scene, rank: _own(scene, 0),
     "is that of the queries of the rank before": lambda scene, rank: _own(scene, rank - 1),
     "is that of the queries of the rank after": lambda scene, rank: _own(scene, (rank + 1) % scene.size),
+}
+QUERIES |= {
+    f"is that of the {which} zigzag piece of each rank alone": functools.partial(_of_piece, which)
+    for which in get_args(Piece)
 }
 QUERIES |= {
     f"is that of the {which} {tile} queries of each rank alone, as if it were not added up over tiles": (

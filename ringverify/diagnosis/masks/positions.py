@@ -104,6 +104,16 @@ def _in_pieces(*, early: bool) -> At:
     return at
 
 
+def _in_longest_pieces(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions of zigzag pieces that begin at their numbers times the length of the longest."""
+    if pairs.case.sharding != "zigzag":
+        return x.p
+    after, lengths = late(x, pairs), np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])
+    number = np.where(after, 2 * pairs.size - 1 - x.rank, x.rank)
+    found: Ints = number * lengths.max(initial=0) + x.place - np.where(after, lengths[x.rank], 0)
+    return found
+
+
 def _of_one_piece(*, early: bool) -> At:
     """Positions of the rows of one zigzag piece for those of the other, too, which have the same places in theirs."""
 
@@ -196,6 +206,7 @@ POSITIONS: dict[str, At] = {
     "of the row with its number in shards that are filled up with 0 to the longest": _filled_up,
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
+    "of zigzag pieces that are all as long as the longest": _in_longest_pieces,
     "of the rows at the same places in the early zigzag piece": _of_one_piece(early=True),
     "of the rows at the same places in the late zigzag piece": _of_one_piece(early=False),
     "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),

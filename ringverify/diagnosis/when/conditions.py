@@ -881,6 +881,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         yield one_of(f"{article}odd {number}", 0.3, lambda value: value % 2 == 1, limit=1)
     if name == "ranks":
         yield one_of("an odd number of ranks, at least 3", 0.29, lambda value: value % 2 == 1 and value > 1, limit=1)
+        yield one_of("a number of ranks other than 2", 0.45, lambda value: value != 2, limit=1)
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
         # Up to 8 ranks, the even numbers from 4 on are the products of smaller ones.
         yield one_of("4, 6 or 8 ranks, or more such", 0.6, lambda value: value % 2 == 0 and value > 2, limit=1)
