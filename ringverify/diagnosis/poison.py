@@ -47,9 +47,11 @@ REPLACED_BY: dict[str, Replaced] = {
     "by the row in the order of the shards instead of the position": (
         lambda x, lengths, entry: _in_order_of_shards(x) >= lengths[entry]
     ),
-    "by the length of the first batch entry": lambda x, lengths, entry: x.p >= lengths[0],
-    "by the longest of key_lengths": lambda x, lengths, entry: x.p >= max(lengths),
-    "by the length of the next batch entry": lambda x, lengths, entry: x.p >= lengths[(entry + 1) % len(lengths)],
+    "as if the length of the first batch entry were that of all": lambda x, lengths, entry: x.p >= lengths[0],
+    "as if the longest of key_lengths were that of all": lambda x, lengths, entry: x.p >= max(lengths),
+    "as if each batch entry had the length of the next": lambda x, lengths, entry: (
+        x.p >= lengths[(entry + 1) % len(lengths)]
+    ),
     "in whole shards only": lambda x, lengths, entry: x.of[x.rank, 0] >= lengths[entry],
     "from the second position past them on": lambda x, lengths, entry: x.p > lengths[entry],
 }
