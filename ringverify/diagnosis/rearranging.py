@@ -165,14 +165,14 @@ WHOLE: dict[str, Rearranged] = {
 
 
 def _judge_returned(
-    change: Rearranged, names: tuple[TensorName, ...], *, copied: bool
+    change: Rearranged, names: tuple[TensorName, ...], copies_of: Callable[[Scene], int] = lambda scene: 1
 ) -> Callable[[Scene], float | None]:
     """Return the judge of right results of which some come back in another order.
 
     Args:
         change: the order.
         names: the results.
-        copied: whether gradients of key heads come back as those of copies that the ranks divide, and are then summed.
+        copies_of: how many copies of each key head come back, whose gradients are then summed.
     """
 
     def judge(scene: Scene) -> float | None:
@@ -187,7 +187,7 @@ def _judge_returned(
             summed: Array = found.reshape(*x.shape[:2], -1, copies, x.shape[3]).sum(axis=3)
             return summed
 
-        truth, allowed = _with_copies(scene) if copied else (scene.truth, scene.allowed)
+        truth, allowed = _with_copies(scene, copies_of(scene))
         whole = {name: moved(name, getattr(truth, name)) for name in names}
         return agree_but_for(
             scene,
@@ -198,13 +198,21 @@ def _judge_returned(
     return judge
 
 
-def _with_copies(scene: Scene) -> tuple[Answer, Allowed]:
-    """Return the right answer, and what is allowed, if each key head has as many copies as it takes to share them out.
+COPIES: dict[str, Callable[[Scene], int]] = {
+    "copies that the ranks divide": lambda scene: scene.size // _divisor(scene),
+    "a copy for each query head, where the ranks do not divide them": lambda scene: (
+        scene.problem.group_size if scene.problem.hk % scene.size else 1
+    ),
+}
+"""How many copies a key head may have, in words."""
+
+
+def _with_copies(scene: Scene, copies: int) -> tuple[Answer, Allowed]:
+    """Return the right answer, and what is allowed, if each key head has so many copies.
 
     Query heads belong to the copies in turn, as many to each.
     """
     p, x = scene.problem, scene.inputs
-    copies = scene.size // _divisor(scene)
     if copies == 1 or p.group_size % copies:
         return scene.truth, scene.allowed
     single, k, v = p.replace(key_heads=p.hk * copies), x.k.repeat(copies, axis=2), x.v.repeat(copies, axis=2)
@@ -360,8 +368,9 @@ for text, number in {
     for what, names in (("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q")):
         says = f"the rows of {what}, which come shard by shard, {text}"
         REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=False), names)))
-    says = f"the rows of results, which go back shard by shard, {text}"
-    REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=True), "o")))
+    for what, names in (("results", "o"), ("lse", "l")):
+        says = f"the rows of {what}, which go back shard by shard, {text}"
+        REARRANGED.append(Hypothesis(says, STEPS, judge=_judge(_times(number, back=True), names)))
 for how, change in (ROWS | WHOLE).items():
     for what, names in WHOSE:
         REARRANGED.append(Hypothesis(f"{what} are taken from another place: {how}", STEPS, judge=_judge(change, names)))
@@ -379,7 +388,8 @@ for how, change in (WHOLE | BY_RANK | BY_DIVISOR | BY_GROUP).items():
     for what, results in COME_BACK.items():
         if what != "lse" or how in WHOLE:  # other orders of its heads are above
             says, judged = f"{what} that are right come back in another place: {how}", _judge_returned
-            REARRANGED.append(Hypothesis(says, STEPS, judge=judged(change, results, copied=False)))
+            REARRANGED.append(Hypothesis(says, STEPS, judge=judged(change, results)))
             if how in BY_RANK and "dk" in results:
-                says += ", of key heads with copies that the ranks divide, before these are summed"
-                REARRANGED.append(Hypothesis(says, STEPS, judge=judged(change, results, copied=True)))
+                for which, copies in COPIES.items():
+                    of_copies = f"{says}, of key heads with {which}, before these are summed"
+                    REARRANGED.append(Hypothesis(of_copies, STEPS, judge=judged(change, results, copies)))

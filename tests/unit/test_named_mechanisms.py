@@ -620,10 +620,19 @@ def of_the_first_entry(steps, here, hop, owner):
     return found
 
 
-def before_an_empty_hop(steps, here, hop, owner):
+def before_an_empty_hop(steps, here, hop, owner, *, way=1):
     """Nothing once a block had nothing."""
-    earlier = [multiplicity(steps, here, h, (here.rank - h) % here.size) for h in range(hop)]
+    hops = range(way * hop % here.size)
+    earlier = [multiplicity(steps, here, way * h % here.size, (here.rank - way * h) % here.size) for h in hops]
     return multiplicity(steps, here, hop, owner) * all(bool(m.any()) for m in earlier)
+
+
+def of_the_ends(positions, i, dilation):
+    """Whether queries lie in the segment of the rank's first row, or of its last."""
+    if dilation is None or not len(positions):
+        return torch.ones_like(i, dtype=torch.bool)
+    ((w, _),) = dilation.branches
+    return (i // w == positions[0] // w) | (i // w == positions[-1] // w)
 
 
 def for_all_entries(steps, here, hop, owner):
@@ -855,6 +864,19 @@ READ = {
         replace(STEPS, pattern=before_an_empty_hop),
         [case_of(window=(0, 2)), case_of(query_length=2), case_of(documents=(0, 2, 9, 12), size=4)],
         [case_of(), case_of(causal=True), case_of(window=(3, 0))],
+    ),
+    "a block is skipped if it comes after one of which the rank attends nothing, hop by hop, in a ring that sends to "
+    "the left": (
+        replace(STEPS, pattern=functools.partial(before_an_empty_hop, way=-1)),
+        [case_of(window=(2, 0)), case_of(query_length=2), case_of(documents=(0, 2, 9, 12), size=4)],
+        [case_of(), case_of(window=(0, 3))],
+    ),
+    "a rank asks for the segments of a dilation in which its first and its last row lie, not for those between": (
+        where(lambda here, owner, i, j: of_the_ends(here.call.positions, i, here.problem.dilation)),
+        [case_of(size=2, dilation=Dilation(((2, 1),), heads="split")),
+         case_of(size=1, query_length=10, dilation=Dilation(((3, 2),), heads="split")),
+         case_of(size=2, query_length=16, sharding="striped", dilation=Dilation(((4, 2),), heads="split"))],
+        [case_of(dilation=Dilation(((6, 2),), heads="split")), case_of()],
     ),
     "a tile of 3 keys of a shard is skipped in all batch entries if in the first no query of the rank attends it": (
         replace(STEPS, pattern=of_the_first_entry),

@@ -172,6 +172,8 @@ RELATED = [
     ("a rank that holds a single key", lambda one: one["single_key"]),
     ("a rank that holds a single query", lambda one: one["single_query"]),
     ("a rank whose queries attend no key", lambda one: one["blind_rank"]),
+    ("a number of ranks other than 2", lambda one: one["ranks"] != 2),
+    ("dilation with shared heads, more of them than a rate above 1", lambda one: one["above_rate"]),
     ("tokens on every rank, an odd number of keys", lambda one: one["keys"] % 2 == 1 and one["full"]),
     ("ranks 0 and 1, 2 and 3, or the next two, with different numbers of keys", lambda one: one["uneven_pairs"]),
     ("contiguous or zigzag shards that torch.chunk would cut otherwise", lambda one: one["cut_by_chunk"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +10,15 @@ from typing import Literal
 import numpy as np
 
 from ringref.sharding import pieces
-from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured, terms_of
+from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
 from ringverify.diagnosis.gradients.weights import by_branch
-from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.masks.positions import POSITIONS, At, late
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs, kept
 from ringverify.diagnosis.parts import EVERYWHERE, PARTS, PartOfPairs
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.events import TensorName
 from ringverify.faults.merging import TILES
-from ringverify.faults.ring import STEPS
 
 Writers = Callable[[Pairs], tuple[Ints, Sequence[Ints]]]
 """Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes."""
@@ -186,13 +184,6 @@ def _returned(name: TensorName, target: Moved, terms: Terms) -> Gradients:
     return {name: _to(target(terms.pairs, terms.pairs.queries), getattr(terms.scene.truth, name))}
 
 
-def _judge_lse(target: Moved, scene: Scene) -> float | None:
-    whole, terms = np.empty_like(scene.truth.lse), terms_of(scene)
-    whole[:, :, target(terms.pairs, terms.pairs.queries)] = scene.truth.lse
-    allowed = dataclasses.replace(scene.allowed, lse=np.full_like(whole, scene.allowed.lse.max(initial=0.0)))
-    return agree_but_for(scene, {"lse": whole}, lambda: allowed)
-
-
 def _to(rows: Ints, x: Array) -> Array:
     """Return what changes if every row of a result goes to one of these rows, each of which is taken once."""
     found = -x
@@ -286,8 +277,6 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         scenes: cases, those that fail first.
     """
     for where, target in MOVED.items():
-        judge = functools.partial(_judge_lse, target)
-        yield Hypothesis(f"rows of lse are returned as {where}", STEPS, judge=judge, measured=True)
         for name in ("out", "dq"):
             yield measured(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
     for names in RETURNED:

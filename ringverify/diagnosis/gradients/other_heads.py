@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ringref.attention import per_key_head
-from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.gradients.crossing import OF_HEADS, TAKEN, Other, Taken, made_with
 from ringverify.diagnosis.gradients.piecewise import READ, TooFew, chosen, read_off
 from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured, off
@@ -55,16 +53,6 @@ RULES: dict[str, Callable[[Ints, int, int], Ints]] = {
 """Which head each takes, by head, query heads of a key head, and heads."""
 
 
-BACK: dict[str, Callable[[Ints, int], Ints]] = {
-    "(head of the rank, rank) where it is (rank, head of the rank)": lambda h, size: h.reshape(size, -1).T.ravel(),
-    "(rank, head of the rank) where it is (head of the rank, rank)": lambda h, size: h.reshape(-1, size).T.ravel(),
-}
-"""In which order heads may come back to their ranks, where these divide them: the head that comes, by head."""
-
-COME_BACK: tuple[tuple[TensorName, ...], ...] = (QKV_GRADIENTS, ("dq",), ("dk", "dv"))
-"""Gradients whose heads may come back so, together."""
-
-
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """Yield what explains the gradients of failing cases whose out and lse are right.
 
@@ -74,11 +62,6 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     terms = [one for one in fitted(scenes, most=READ) if one.scene.problem.heads > 1]
     if not terms:
         return
-    for (order, of), names in itertools.product(BACK.items(), COME_BACK):
-        change = functools.partial(_come_back, names, of)
-        if all(fits(one, change(one)) for one in terms):
-            whose = ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
-            yield measured(f"heads of {whose} come back from other ranks in the order {order}", change)
     if "dq" in wrong_tensors(terms[0].scene):
         for what, taken in TAKEN.items():
             says = f"the backward takes {what} of other heads"
@@ -110,25 +93,6 @@ def _told(says: str, heads: Heads, taken: Taken, terms: Sequence[Terms]) -> Iter
     head = int(np.flatnonzero(found != np.arange(len(found)))[0])
     example = f"of {len(found)} query heads, head {head} takes that of head {found[head]}"
     yield read_off(f"{says}: {example}", functools.partial(_taken_of, heads, taken))
-
-
-def _come_back(names: tuple[TensorName, ...], of: Callable[[Ints, int], Ints], terms: Terms) -> Gradients:
-    """Return what changes if heads come back in another order: query heads where ranks do not divide key heads."""
-    size, p, found = terms.pairs.size, terms.scene.problem, Gradients()
-
-    def order(count: int) -> Ints:
-        return of(np.arange(count), size) if count % size == 0 else np.arange(count)
-
-    sides = {"dk": (terms.ds, terms.q), "dv": (terms.p, terms.dout)}
-    for name in names:
-        whole = getattr(terms.scene.truth, name)
-        if name == "dq" or p.hk % size == 0:
-            found[name] = whole[:, :, order(whole.shape[2])] - whole
-        else:
-            weights, rows = sides[name]
-            each = weights.swapaxes(2, 3) @ rows
-            found[name] = per_key_head(each[:, order(p.heads)], p.group_size) - whole
-    return found
 
 
 def _by_rule(of: Callable[[Ints, int, int], Ints], terms: Terms) -> Ints:

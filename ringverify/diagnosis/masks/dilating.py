@@ -53,6 +53,11 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _last_joined,
         0.75,
     )
+    yield Otherwise(
+        "a rank asks for the segments of a dilation in which its first and its last row lie, not for those between",
+        _of_the_ends,
+        0.5,
+    )
     for text, dropped in DROPPED.items():
         yield Otherwise(
             f"a last segment of a dilation that is shorter than {text} is left out",
@@ -107,6 +112,18 @@ def ways_to_dilate() -> Iterator[Otherwise]:
             functools.partial(_until_a_branch, until),
             0.5,
         )
+
+
+def _of_the_ends(pairs: Pairs) -> Counts | None:
+    """Return counts without the queries that lie in no segment of their rank's first row or of its last one."""
+    p, x = pairs.problem, pairs.queries
+    if p.dilation is None:
+        return None
+    total, plain = np.zeros_like(pairs.true), (x.p, pairs.keys.p)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        first, last = (x.at(x.rank, place) // w for place in (np.zeros_like(x.place), x.count - 1))
+        total += branch(pairs, number, *plain) * ((x.p // w == first) | (x.p // w == last))
+    return total * pairs.counts(lambda name: None if name == "dilation" else plain)
 
 
 PLACES: dict[str, Callable[[OneSide, int], Ints]] = {

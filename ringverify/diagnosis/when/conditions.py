@@ -410,6 +410,9 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(segment % rate for segment, rate in one.branches)),
     "cut_segments": ("a dilation rate that does not divide its segment, and a second segment", "dilation+length", 1.48,
         lambda one: any(segment % rate and one.p.nq > segment for segment, rate in one.branches)),
+    "above_rate": ("dilation with shared heads, more of them than a rate above 1", "dilation+heads", 1.35,
+        lambda one: one.p.dilation is not None and one.p.dilation.heads == "shared"
+        and any(1 < r < one.p.heads for _, r in one.branches)),
     "by_blocks": ('head_offset "block"', "dilation", 1.25,
         lambda one: one.p.dilation is not None and one.p.dilation.head_offset == "block"),
     "cyclic": ('dilation with shared heads and head_offset "cyclic"', "dilation", 1.3,
