@@ -233,6 +233,8 @@ def _kept_of_last(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
     A lane is what the heads of one offset do in a branch of a dilation. Without one, the sequence is one segment.
     """
     pairs, p = terms.pairs, terms.scene.problem
+    if not p.nk:
+        return {}
     i, j, whole = pairs.queries.p, pairs.keys.p, np.where(terms.p == 0, 1.0, terms.p)
     branches = ((max(1, p.nq, p.nk), 1),) if p.dilation is None else p.dilation.branches
     lanes = len(branches) * max(w for w, _ in branches)
