@@ -24,6 +24,7 @@ from ringverify.diagnosis.fitting import in_some_places
 from ringverify.diagnosis.further_cases import _in_shape
 from ringverify.diagnosis.gradients import adding, carrying, crossing, sinks
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.merging_branches import MERGED_BRANCHES
 from ringverify.diagnosis.narrowing import NARROWED
 from ringverify.diagnosis.poison import of_poison
 from ringverify.diagnosis.rearranging import REARRANGED
@@ -138,7 +139,9 @@ def test_branches_that_are_merged_without_their_weights_are_told(words):
     implementation = Implementation(functools.partial(by_branches, equal=EQUAL[words]), "equal", LOCAL)
     for gradients in (False, True):
         scenes, _ = seen(implementation, SHARED, gradients=gradients)
-        assert explaining(FILLED, scenes) == [f"branches of a dilation are merged with equal weights: out is {words}"]
+        assert explaining(MERGED_BRANCHES, scenes) == [
+            f"branches of a dilation are merged with equal weights: out is {words}"
+        ]
 
 
 def test_weights_of_a_merge_that_have_no_gradient_are_told():
