@@ -14,7 +14,7 @@ import numpy as np
 
 from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
 from ringref.rounding import allowed_error
-from ringverify.diagnosis.hypothesis import Hypothesis, agree, agree_but_for
+from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks.tiles import ways_to_pad
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of
 from ringverify.diagnosis.reading import Rule, finite, hypothesis_of, unmasked
@@ -234,28 +234,6 @@ EMPTY_BLOCKS = [
 ]
 
 
-def _attended(pairs: Pairs) -> list[int]:
-    """Return how many keys there are from the first that a rank attends to the last, by rank."""
-    seen = (np.flatnonzero(pairs.true[:, :, held].any(axis=(0, 1, 2))) for held in pairs.queries.shards)
-    return [int(keys[-1] - keys[0]) + 1 if len(keys) else 0 for keys in seen]
-
-
-KEYLESS: dict[str, Callable[[Pairs], list[int]]] = {
-    "its rank attends, from the first to the last": _attended,
-    "there are": lambda pairs: [pairs.problem.nk] * len(pairs.queries.shards),
-}
-"""Of how many keys the lse of a row without any may be that of scores of 0, in words; by rank."""
-
-
-def _judge_keyless(keys: Callable[[Pairs], list[int]]) -> Callable[[Scene], float | None]:
-    def judge(scene: Scene) -> float | None:
-        pairs, lse = pairs_of(scene), scene.truth.lse
-        of_row = np.array(keys(pairs))[pairs.queries.rank[:, 0]]
-        return agree_but_for(scene, {"lse": np.where(np.isfinite(lse), lse, np.log(np.maximum(of_row, 1)))})
-
-    return judge
-
-
 GUARDED = ", except in rows without keys"
 
 FILLED: list[Hypothesis] = [
@@ -265,15 +243,6 @@ FILLED: list[Hypothesis] = [
         for cleared in (False, True)
         for one in FILLINGS
         if not (guarded and one.score is _of_empty_rows)
-    ),
-    *(
-        Hypothesis(
-            f"the lse of a row without keys is that of scores of 0, the logarithm of the number of keys that {text}; 0 "
-            "where that is none",
-            STEPS,
-            judge=_judge_keyless(keys),
-        )
-        for text, keys in KEYLESS.items()
     ),
     hypothesis_of(Rule(UNCOVERED, ()), "always"),
     hypothesis_of(Rule(PADDED, ()), "always"),

@@ -12,7 +12,7 @@ import torch
 from ringref.attention import Intermediates, attention, per_query_head
 from ringref.problem import Problem
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
-from ringverify.diagnosis.pairs import Ints
+from ringverify.diagnosis.pairs import Ints, pairs_of
 from ringverify.diagnosis.reading import finite, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Scene
 from ringverify.diagnosis.where import wrong_tensors
@@ -134,6 +134,17 @@ def _log_of_all_keys(more: int, scene: Scene) -> Array:
     return np.where(np.isneginf(lse), np.log(n) if n else -np.inf, lse)
 
 
+def _log_of_attended_keys(scene: Scene) -> Array:
+    """Return lse, and in rows without keys and sinks the logarithm of how many keys the rank of a row fetches, or 0.
+
+    These are the keys that its queries attend, and what lies between.
+    """
+    pairs, lse = pairs_of(scene), _inner(scene).lse
+    seen = [np.flatnonzero(pairs.true[:, :, held].any(axis=(0, 1, 2))) for held in pairs.queries.shards]
+    many = np.array([keys[-1] - keys[0] + 1 if len(keys) else 1 for keys in seen])
+    return np.where(np.isneginf(lse), np.log(many)[pairs.queries.rank[:, 0]], lse)
+
+
 def _largest_part(scene: Scene) -> Array:
     inner = _inner(scene)
     parts = [
@@ -163,6 +174,9 @@ LSES: dict[str, Callable[[Scene], Array]] = {
     "is log(number of keys) in rows without keys, whose scores are taken for 0": functools.partial(_log_of_all_keys, 0),
     "is log(number of keys + 1) in rows without keys, whose scores are taken for 0, and that of a sink": (
         functools.partial(_log_of_all_keys, 1)
+    ),
+    "is log(number of keys from the first that the rank attends to the last) in rows without keys, or 0 without any": (
+        _log_of_attended_keys
     ),
     "is -inf in rows without keys, though there are sinks": lambda scene: np.where(
         (_inner(scene).m > 0).any(axis=-1), _inner(scene).lse, -np.inf

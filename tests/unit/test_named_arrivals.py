@@ -12,10 +12,10 @@ from mechanisms import case_of, explaining, library, of_gradients, seen
 from ringref.problem import Dilation
 from ringref.sharding import pieces
 from ringverify.diagnosis import reading
-from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.gradients import carrying, sinks
 from ringverify.diagnosis.merging_branches import MERGED_BRANCHES
 from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
@@ -293,26 +293,22 @@ def test_pieces_that_are_all_taken_to_be_as_long_as_the_longest_are_told():
     )
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_an_lse_of_scores_of_0_in_rows_without_keys_is_told(reached):
-    """As many as the rank attends, or as there are."""
+def test_an_lse_of_scores_of_0_in_rows_without_keys_is_told():
+    """Of as many as the rank has fetched: those that its queries attend, and what lies between."""
 
     def attend(q, k, v, call):
         out, lse = PLAIN.function(q, k, v, call)[:2]
         p = call.problem
-        keys = max(0, int(call.positions[-1]) + 1 + p.nk - p.nq) if reached else p.nk
+        keys = max(0, int(call.positions[-1]) + 1 + p.nk - p.nq)
         return out, lse.masked_fill(lse == -math.inf, math.log(max(1, keys)))
 
     declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
-    cases = [
-        case_of(size=size, causal=True, query_length=n, key_length=m)
-        for size, n, m in ((1, 6, 4), (2, 10, 8), (3, 9, 4))
-    ]
+    lengths = ((1, 6, 4), (2, 10, 8), (3, 9, 4))
+    cases = [case_of(size=size, causal=True, query_length=n, key_length=m) for size, n, m in lengths]
     scenes, _ = seen(Implementation(attend, "scores of 0", declared), cases, gradients=False)
-    which = "its rank attends, from the first to the last" if reached else "there are"
-    assert explaining(FILLED, scenes) == [
-        f"the lse of a row without keys is that of scores of 0, the logarithm of the number of keys that {which}; 0 "
-        "where that is none"
+    assert explaining(SUBSTITUTED, scenes) == [
+        "lse is log(number of keys from the first that the rank attends to the last) in rows without keys, or 0 "
+        "without any"
     ]
 
 

@@ -502,7 +502,7 @@ def test_gradients_that_one_way_of_a_ring_brings_home_too_far_are_told():
 
     cases = case_of(size=4), case_of(size=6)
     scenes, _ = seen(Implementation(attend, "both ways", Capabilities(causal="never")), cases, gradients=True)
-    (says,) = [one for one in explaining(carrying.hypotheses(scenes), scenes) if "to the left" in one]
+    (says,) = {one for one in explaining(carrying.hypotheses(scenes), scenes) if "to the left" in one}
     assert says.startswith("gradients of k and v of blocks that travel to the left, in a ring both ways, are sent home")
 
 
@@ -1221,8 +1221,11 @@ def test_the_way_of_nan_from_padding_is_told(how, says):
 @pytest.mark.parametrize(
     ("found", "rule"),
     [
-        (lambda gone, call: gone & (torch.arange(gone.size(1)) >= max(call.key_lengths)), "by the longest of"),
-        (lambda gone, call: gone & (torch.arange(gone.size(1)) >= call.key_lengths[0]), "by the length of the first"),
+        (lambda gone, call: gone & (torch.arange(gone.size(1)) >= max(call.key_lengths)), "as if the longest of"),
+        (
+            lambda gone, call: gone & (torch.arange(gone.size(1)) >= call.key_lengths[0]),
+            "as if the length of the first",
+        ),
         (lambda gone, call: gone & gone.roll(1, dims=1), "from the second position past them on"),
         (lambda gone, call: gone & False, None),
     ],
