@@ -133,43 +133,6 @@ def test_gradients_that_go_on_in_the_same_direction_are_told():
     ]
 
 
-class Turned(torch.autograd.Function):
-    """The identity, whose gradient has its heads (rank, head) in the order (head, rank)."""
-
-    @staticmethod
-    def forward(ctx, x, size):
-        """As it is."""
-        ctx.size = size
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, dx):
-        """As an all-to-all leaves them."""
-        return dx.unflatten(2, (ctx.size, -1)).transpose(2, 3).flatten(2, 3).contiguous(), None
-
-
-def test_copies_for_every_query_head_whose_gradients_come_back_in_another_order_are_told():
-    """Where the ranks divide the key heads, these have none."""
-
-    def attend(q, k, v, call):
-        p = call.problem
-        copies = p.group_size if p.hk % call.world_size else 1
-        k, v = (Turned.apply(x.repeat_interleave(copies, dim=2), call.world_size) for x in (k, v))
-        told = replace(call, problem=p.replace(key_heads=k.size(2)))
-        return PLAIN.function(Turned.apply(q, call.world_size), k, v, told)
-
-    cases = [
-        case_of(size=2, heads=12, key_heads=3),
-        case_of(size=4, heads=8, key_heads=2),
-        case_of(size=4, heads=8, key_heads=4),
-    ]
-    scenes, _ = seen(Implementation(attend, "copies", EVERYTHING), cases, gradients=True)
-    assert explaining(REARRANGED, scenes) == [
-        "gradients that are right come back in another place: heads (rank, head) as (head, rank), of key heads with a "
-        "copy for each query head, where the ranks do not divide them, before these are summed"
-    ]
-
-
 def of_the_other_piece(here, dq, dk, dv):
     """The slots of both zigzag pieces, padded to one length, are exchanged."""
     lengths = [len(piece) for piece in pieces(here.problem.nk, 2 * here.size)]

@@ -165,6 +165,28 @@ def test_copies_of_key_heads_whose_gradients_come_back_in_another_order_are_told
     ]
 
 
+def test_copies_for_every_query_head_whose_gradients_come_back_in_another_order_are_told():
+    """Where the ranks divide the key heads, these have none."""
+
+    def attend(q, k, v, call):
+        p = call.problem
+        copies = p.group_size if p.hk % call.world_size else 1
+        k, v = (Turned.apply(x.repeat_interleave(copies, dim=2), call.world_size) for x in (k, v))
+        told = replace(call, problem=p.replace(key_heads=k.size(2)))
+        return PLAIN.function(Turned.apply(q, call.world_size), k, v, told)
+
+    cases = [
+        case_of(size=2, heads=12, key_heads=3),
+        case_of(size=4, heads=8, key_heads=2),
+        case_of(size=4, heads=8, key_heads=4),
+    ]
+    scenes, _ = seen(Implementation(attend, "copies", EVERYTHING), cases, gradients=True)
+    assert explaining(REARRANGED, scenes) == [
+        "gradients that are right come back in another place: heads (rank, head) as (head, rank), of key heads with a "
+        "copy for each query head, where the ranks do not divide them, before these are summed"
+    ]
+
+
 def test_how_far_scores_grow_is_a_condition():
     """From the rank's own block to those of the ranks before it, of the query for which it is most."""
     case = Case(problem=Problem(query_length=6), world_size=3, values="rising_blocks", seed=3)
