@@ -33,8 +33,7 @@ def _judge_average(weigh: Callable[[Mask], Array]) -> Callable[[Scene], float | 
         if len(own) == 1:
             return None if wrong_tensors(scene) else 0.0
         each = weigh(shares > 0) * own
-        slope = terms.factor / np.where(terms.p == 0, 1.0, terms.p)
-        ds = (each * (terms.dp - (own * terms.dp).sum(axis=-1, keepdims=True))).sum(axis=0) * slope
+        ds = (each * (terms.dp - (own * terms.dp).sum(axis=-1, keepdims=True))).sum(axis=0) * _slope(terms)
         whole = {"out": (each.sum(axis=0) @ terms.v).swapaxes(1, 2)} | terms.sums(QKV_GRADIENTS, ds, each.sum(axis=0))
         found: list[Results] = [
             {n: scene.seen(n, rank) if n == "lse" else scene.local(n, whole[n], rank) for n in scene.tensors}
@@ -50,6 +49,12 @@ def _own(terms: Terms) -> tuple[Array, Array]:
     parts = np.stack(by_branch(terms))
     shares = parts.sum(axis=-1, keepdims=True)
     return parts / np.where(shares == 0, 1.0, shares), shares
+
+
+def _slope(terms: Terms) -> Array:
+    """Return the derivative of scores by products of queries and keys, `(B, H, Nq, Nk)`; 0 where a weight is 0."""
+    found: Array = terms.factor / np.where(terms.p == 0, 1.0, terms.p)
+    return found
 
 
 ORDERS: dict[str, Callable[[Ints], Ints]] = {
@@ -105,8 +110,7 @@ def _merged(
     of_weights = (terms.dout * (each - out)).sum(axis=-1, keepdims=True) + np.where(there, terms.given_dlse, 0.0)
     dlses, douts = moved("lse", weights * of_weights, back=True), moved("out", weights * terms.dout, back=True)
     dp = douts @ terms.v.swapaxes(2, 3)
-    slope = terms.factor / np.where(terms.p == 0, 1.0, terms.p)
-    ds = (own * (dp - (own * dp).sum(axis=-1, keepdims=True) + dlses)).sum(axis=0) * slope
+    ds = (own * (dp - (own * dp).sum(axis=-1, keepdims=True) + dlses)).sum(axis=0) * _slope(terms)
     dv = sum(terms.sums(("dv",), ds, one, dout)["dv"] for one, dout in zip(own, douts, strict=True))
     found: dict[TensorName, Array] = {"out": out.swapaxes(1, 2), "lse": lse, "dv": np.asarray(dv)}
     return found | terms.sums(("dq", "dk"), ds, terms.p)

@@ -83,6 +83,13 @@ def test_gradients_of_the_last_rank_alone_are_told():
     words = "the dk and dv of a row are what the last rank adds that has queries"
     (found,) = [one for one in explaining(of_gradients(scenes), scenes) if "what the last rank adds" in one]
     assert found.startswith(words)
+    right, _ = seen(Implementation(PLAIN.function, "right", EVERYTHING), [case_of(key_length=0)], gradients=True)
+    assert explained(of_gradients(scenes), found, right[0])  # nobody adds to keys that are not there
+
+
+def explained(hypotheses, sentence, scene):
+    """Whether the hypotheses of a sentence explain a case."""
+    return all(one.explains(scene) is not None for one in hypotheses if one.sentence() == sentence)
 
 
 def at_an_end(last):
