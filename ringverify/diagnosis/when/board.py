@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
-from ringverify.diagnosis.when.conditions import Condition, Features, conditions, features
+from ringverify.diagnosis.when.conditions import (
+    LEAST,
+    REACHED,
+    SPANNED,
+    Condition,
+    Feature,
+    Features,
+    conditions,
+    features,
+)
 from ringverify.diagnosis.when.scores import conditions_on_scores, of_scores
 from ringverify.implementation import Capabilities
 
@@ -69,6 +78,7 @@ class Board:
         self._capabilities, self._scored = capabilities, scored
         self._places: dict[Case, int] = {}
         self._seen: list[Features] = []
+        self._values: defaultdict[str, set[Feature]] = defaultdict(set)
         self._failing: dict[int, Features] = {}
         self._held: dict[tuple[str, tuple[str, ...]], _HeldCondition] = {}
 
@@ -79,23 +89,29 @@ class Board:
             cases: the cases.
             runs: whether each case that was run failed.
         """
-        before = len(self.cases)
+        failing = self._failed(runs)
+        spanned = [*SPANNED, *(name for name in REACHED if all(int(one[name]) >= LEAST for one in failing))]
+        news = False
         for case in cases:
             if case not in self._places:
                 self._places[case] = len(self.cases)
                 self.cases.append(case)
                 seen = features(case, self._capabilities)
                 self._seen.append(ChainMap(of_scores(case, self._capabilities), seen) if self._scored else seen)  # type: ignore[arg-type]  # only read
-        if len(self.cases) == before:
-            return
-        failing = self._failed(runs)
-        of_both = [
-            *conditions(self._seen, self._capabilities, failing=failing),
-            *(conditions_on_scores(self._seen) if self._scored else ()),
-        ]
-        # Their numbers are those of all cases: some are new.
-        held = (self._held.get((one.text, one.about)) or _HeldCondition(one) for one in of_both)
-        self._held = {(one.condition.text, one.condition.about): one for one in held}
+                news |= self._spans(seen, spanned)
+        if news or self._scored:
+            of_scored = conditions_on_scores(self._seen) if self._scored else ()
+            of_both = [*conditions(self._values, self._capabilities), *of_scored]
+            held = (self._held.get((one.text, one.about)) or _HeldCondition(one) for one in of_both)
+            self._held = {(one.condition.text, one.condition.about): one for one in held}
+
+    def _spans(self, seen: Features, spanned: Iterable[str]) -> bool:
+        """Add the values of features to those that the cases have, and return whether one of them is new."""
+        values = {(name, seen[name]) for name in spanned if name in seen}
+        new = [(name, value) for name, value in values if value not in self._values[name]]
+        for name, value in new:
+            self._values[name].add(value)
+        return bool(new)
 
     def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
         """Return the cheapest conditions that all runs that failed meet, and runs that passed do not."""
@@ -109,7 +125,7 @@ class Board:
             unknown: cases of which a run teaches nothing.
         """
         found, passed = self._sides(runs)
-        left = sum(1 << place for place, case in enumerate(self.cases) if case not in runs and case not in unknown)
+        left = self._left(runs, unknown)
         chosen = self._cheapest(found, passed, DOUBT)
         best: tuple[int, int] | None = None
         for place, (condition, met) in enumerate(chosen):
@@ -127,9 +143,39 @@ class Board:
                     best = (split, index)
         return None if best is None else self.cases[best[1]]
 
-    def common(self, runs: Mapping[Case, bool]) -> list[Condition]:
-        """Return the conditions that all runs that failed meet, but for those in which numbers stand for relations."""
-        return [condition for condition, _ in self._sides(runs)[0] if condition.said and not condition.limit]
+    def least_alike(self, runs: Mapping[Case, bool], unknown: Collection[Case]) -> Case | None:
+        """Return the case that meets what is said and lacks most of what else all runs that failed have in common.
+
+        Whether it fails or passes, much that might have been the reason is told apart from it. `None` if none lacks
+        anything.
+        """
+        found, passed = self._sides(runs)
+        left = self._left(runs, unknown)
+        for _, met in self._cheapest(found, passed, UNEXPLAINED):
+            left &= met
+        # In some of them numbers stand for relations.
+        common = [met for condition, met in found if condition.said and not condition.limit]
+        lacking = {index: sum(not met >> index & 1 for met in common) for index in _places(left)}
+        best = max(lacking, key=lacking.__getitem__, default=None)
+        return None if best is None or not lacking[best] else self.cases[best]
+
+    def lacking_one(self, runs: Mapping[Case, bool], unknown: Collection[Case]) -> Case | None:
+        """Return a case that lacks one condition of what is said: the one that fewest runs lack alone."""
+        chosen = self._cheapest(*self._sides(runs), UNEXPLAINED)
+        run, left = sum(1 << self._places[case] for case in runs if case in self._places), self._left(runs, unknown)
+        best: tuple[int, int] | None = None
+        for place, (_, met) in enumerate(chosen):
+            alone = ~met
+            for at, (_, other) in enumerate(chosen):
+                alone &= other if at != place else -1
+            tried = (alone & run).bit_count()
+            if alone & left and (best is None or tried < best[0]):
+                best = tried, next(_places(alone & left))
+        return None if best is None else self.cases[best[1]]
+
+    def _left(self, runs: Mapping[Case, bool], unknown: Collection[Case]) -> int:
+        """Return the cases of which nothing is known."""
+        return sum(1 << place for place, case in enumerate(self.cases) if case not in runs and case not in unknown)
 
     def _sides(self, runs: Mapping[Case, bool]) -> tuple[list[tuple[Condition, int]], int]:
         """Return the conditions that all runs that failed meet, and the runs that passed."""

@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,12 @@ class Placed:
             for a, b in itertools.pairwise(self.documents)
         ]
         return any(sum(ranks) > 1 and not any(ranks[:first]) for ranks in on)
+
+    def documents_here(self) -> int:
+        """Return on how many documents the positions of a rank lie, at most."""
+        cuts = np.array(self.documents)
+        on = [np.unique(np.searchsorted(cuts, rows, side="right")) for rows in self.keys]  # 0 and all of them: outside
+        return max(int(((found > 0) & (found < len(cuts))).sum()) for found in on)
 
     def bordering(self) -> bool:
         """Whether a document that has positions begins or ends where the shard of a rank other than 0 begins."""
@@ -336,6 +342,18 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.p.window is not None and all(side >= one.here for side in one.bounds)),
     "far": ("a window that reaches past the next shard", "window+length", 1.4,
         lambda one: one.case.world_size > 2 and any(side > one.here for side in one.bounds)),
+    "far_left": ("a window that reaches past the next shard to the left", "window+length", 1.42,
+        lambda one: one.case.world_size > 2 and (one.sides[0] or 0) > one.here),
+    "far_right": ("a window that reaches past the next shard to the right", "window+length", 1.42,
+        lambda one: one.case.world_size > 2 and (one.sides[1] or 0) > one.here),
+    "below_ranks_left": ("a window shorter to the left than the number of ranks", "window+ranks", 1.44,
+        lambda one: one.sides[0] is not None and one.sides[0] < one.case.world_size),
+    "below_ranks_right": ("a window shorter to the right than the number of ranks", "window+ranks", 1.44,
+        lambda one: one.sides[1] is not None and one.sides[1] < one.case.world_size),
+    "cut_by_ranks_left": ("a window whose left side the ranks do not divide", "window+ranks", 1.43,
+        lambda one: one.sides[0] is not None and one.sides[0] % one.case.world_size != 0),
+    "cut_by_ranks_right": ("a window whose right side the ranks do not divide", "window+ranks", 1.43,
+        lambda one: one.sides[1] is not None and one.sides[1] % one.case.world_size != 0),
     "cut_left": ("a window whose left side is no multiple of a rank's shard", "window+length", 1.35,
         lambda one: one.sides[0] is not None and one.sides[0] % (one.here or 1) != 0),
     "cut_right": ("a window whose right side is no multiple of a rank's shard", "window+length", 1.4,
@@ -380,6 +398,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.padded and any(len(r) > 0 and min(one.p.key_lengths or ()) <= r.min() for r in one.keys)),
     "cut_lengths": ("a key length that the ranks do not divide", "key_lengths+ranks", 1.42,
         lambda one: any(length % one.case.world_size for length in one.p.key_lengths or ())),
+    "inner_end": ("a key length that ends inside a rank's shard", "key_lengths+length+ranks", 1.41,
+        lambda one: one.inside(one.p.key_lengths or ())),
     "no_key_entry": ("a batch entry without keys", "key_lengths", 1.4,
         lambda one: one.p.key_lengths is not None and 0 in one.p.key_lengths),
     "ragged": ("key_lengths that differ between batch entries", "key_lengths+batch", 1.4,
@@ -394,6 +414,10 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.case.world_size > 1 and any(segment > one.here for segment, _ in one.branches)),
     "cut_segment": ("a segment length that does not divide a rank's shard", "dilation+length", 1.4,
         lambda one: any(one.here % segment for segment, _ in one.branches)),
+    "inner_segment": ("a segment of the dilation that begins inside a rank's shard", "dilation+length", 1.43,
+        lambda one: any(one.inside(tuple(range(segment, one.p.nk, segment))) for segment, _ in one.branches)),
+    "cut_by_rate": ("a dilation rate that does not divide a rank's shard", "dilation+length", 1.44,
+        lambda one: any(one.here % rate for _, rate in one.branches)),
     "short_segment": ("a segment shorter than a rank's shard", "dilation+length", 1.45,
         lambda one: any(one.here > segment for segment, _ in one.branches)),
     "short_segment_last": ("a segment length that does not divide the length", "dilation+length", 1.42,
@@ -473,6 +497,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(rank > owner for rank, owner in one.links)),
     "elsewhere": ("a query with keys on other ranks only", f"ranks+{MASKED}", 1.46, Placed.elsewhere),
     "hidden_own": ("a query without keys on its own rank", f"ranks+{MASKED}", 1.45, Placed.hidden_from_own),
+    "own_hidden": ("a rank whose queries attend keys, and none of its own", f"ranks+{MASKED}", 1.47,
+        lambda one: any((rank, rank) not in one.links for rank, _ in one.links)),
     "hidden_rank": ("a query without keys on some rank that holds any", f"ranks+{MASKED}", 1.465,
         lambda one: bool((~one.owners[..., [len(held) > 0 for held in one.keys]]).any())),
     "some_ranks": ("a query with keys on some ranks only", f"ranks+{MASKED}", 1.46,
@@ -537,6 +563,10 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.p.heads % one.case.world_size != 0),
     "cut_key_heads": ("a number of key heads that the ranks do not divide", "key heads+ranks", 1.5,
         lambda one: one.p.hk % one.case.world_size != 0),
+    "dealt_heads": ("at least 2 ranks, of a number that divides the heads", "heads+ranks", 1.48,
+        lambda one: one.case.world_size > 1 and one.p.heads % one.case.world_size == 0),
+    "dealt_key_heads": ("at least 2 ranks, of a number that divides the key heads", "key heads+ranks", 1.49,
+        lambda one: one.case.world_size > 1 and one.p.hk % one.case.world_size == 0),
     "common_heads": ("numbers of ranks and of heads with a common divisor", "heads+ranks", 1.5,
         lambda one: math.gcd(one.case.world_size, one.p.heads) > 1),
     "common_key_heads": ("numbers of ranks and of key heads with a common divisor", "key heads+ranks", 1.52,
@@ -632,6 +662,7 @@ COUNTS: dict[str, tuple[str, str, str, float]] = {
     "batch": ("batch entry", "batch entries", "batch", 1.0),
     "branches": ("branch of a dilation", "branches of a dilation", "dilation", 1.2),
     "document_count": ("document", "documents", "documents", 1.25),
+    "documents_here": ("document on a rank", "documents on a rank", "documents", 1.35),
     "left_side": ("key to the left in the window", "keys to the left in the window", "window", 1.4),
     "right_side": ("key to the right in the window", "keys to the right in the window", "window", 1.4),
 }
@@ -648,6 +679,8 @@ SIZES: dict[str, tuple[str, str, float]] = {
 REACHED: dict[str, tuple[str, float]] = {
     "blocks": ("a query with keys on at least {} ranks", 1.35),
     "distance": ("a query with keys at least {} ranks away", 1.4),
+    "hop_right": ("a query with keys that a ring which sends to the right brings at hop {} or later", 1.46),
+    "hop_left": ("a query with keys that a ring which sends to the left brings at hop {} or later", 1.47),
 }
 """How far the attended keys of some query lie apart: the words, with the number in them, and the cost."""
 
@@ -676,6 +709,9 @@ CHOICES: dict[str, tuple[str, str]] = {
 
 APART = ("query_sharding", "key_sharding")
 """Choices of a case whose queries and keys have a sharding each."""
+
+SPANNED = (*CHOICES, *COUNTS, *SIZES)
+"""Features of which every value that cases have makes statements, beside those of `REACHED`."""
 
 RELATED = (
     ("batch", "batch entries", "keys_here", "keys on a rank", "length"),
@@ -707,8 +743,11 @@ class _Looked(Features):
 LATER: dict[str, Callable[[Placed], Feature]] = {
     "blocks": lambda one: int(one.owners.sum(axis=-1).max(initial=0)),
     "distance": lambda one: max((abs(rank - owner) for rank, owner in one.links), default=0),
+    "hop_right": lambda one: max(((rank - owner) % one.case.world_size for rank, owner in one.links), default=0),
+    "hop_left": lambda one: max(((owner - rank) % one.case.world_size for rank, owner in one.links), default=0),
+    "attended": lambda one: int(one.attended.max(initial=0)),
 }
-"""How far the attended keys of some query lie apart."""
+"""How many keys a query attends at most, on how many ranks, and how far away these are."""
 
 
 @functools.lru_cache(maxsize=2048)
@@ -743,6 +782,7 @@ def features(case: Case, capabilities: Capabilities) -> Features:
     }
     if p.documents is not None:
         found["document_count"] = len(p.documents) - 1
+        found["documents_here"] = seen.documents_here()
     if seen.branches:
         found |= {"rate": max(r for _, r in seen.branches), "segment": max(w for w, _ in seen.branches)}
         found["branches"] = len(seen.branches)
@@ -752,45 +792,49 @@ def features(case: Case, capabilities: Capabilities) -> Features:
 # -- the vocabulary ----------------------------------------------------------------------------------------------------
 
 
-def conditions(
-    seen: Iterable[Features], c: Capabilities, *, failing: Collection[Features] | None = None
-) -> list[Condition]:
+def conditions(spans: Mapping[str, Collection[Feature]], c: Capabilities) -> list[Condition]:
     """Return the statements that the cases at hand can tell apart, those about numbers with every limit that they span.
 
     Args:
-        seen: features of the cases, run or not.
+        spans: by the name of a feature in `SPANNED`, the values that it has in these cases; of `REACHED`, those that
+            are left out have no statements.
         c: what the implementation declares; where it has no cross lengths, a key is called a token.
-        failing: the features that a statement has to hold of; others may be left out. By default there are none.
     """
-    cases = list(seen)
     masks = sum((c.causal != "never", c.window, c.documents, c.key_lengths, bool(c.dilation)))
     # Where one kind of mask alone is declared, that one is named.
     found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about[0] not in HIDING]
     for name in CHOICES:
-        for value in sorted({str(one[name]) for one in cases if name in one}):
+        for value in sorted(map(str, spans.get(name, ()))):
             found += _choices(name, value)
     for name, (text, cost) in REACHED.items():
-        if failing and min(int(one[name]) for one in failing) < LEAST:
-            continue
-        for n in sorted({int(one[name]) for one in cases if int(one[name]) >= LEAST}):
+        for n in sorted(int(n) for n in spans.get(name, ()) if int(n) >= LEAST):
             meets = functools.partial(_at_least, name, n)
             factors = frozenset({"ranks", *MASKS})
             found.append(Condition(text.format(n), factors, cost + n / 1e4, (name,), meets, limit=int(n > LEAST)))
+    shardings = ("replicated",) if spans.get(APART[0]) else spans.get("sharding", ())
+    replicated = any(str(one).startswith("replicated") for one in shardings)
     for name in (*COUNTS, *SIZES):
-        replicated = any(str(one.get("sharding", "replicated")).startswith("replicated") for one in cases)
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
             continue  # the number of keys is the same
-        numbers = sorted({int(one[name]) for one in cases if name in one})
+        numbers = sorted(map(int, spans.get(name, ())))
         if name == "keys_everywhere":  # that there is one is "tokens on every rank"
             numbers = [n for n in numbers if n > 0]
         found += _numbers(name, numbers, token=not c.cross_lengths)
     return found
 
 
-def _flags() -> Iterator[Condition]:
+@functools.cache
+def _flags() -> tuple[Condition, ...]:
+    return (*_single_flags(), *_alternatives())
+
+
+def _single_flags() -> Iterator[Condition]:
     for name, (text, of, cost, _) in FLAGS.items():
         factors, meets = frozenset(of.split("+")), functools.partial(_flag, (name,))
         yield Condition(text, factors, cost, (name,), meets, limit=int(name in NUMERIC))
+
+
+def _alternatives() -> Iterator[Condition]:
     for count, names in ALTERNATIVES.items():
         for several in itertools.combinations(names, count):
             text = " or ".join(FLAGS[name][0] for name in several)

@@ -165,11 +165,15 @@ class Exploration:
         if case in self._unknown:
             return None
         found = self._run(case, 1 if not expected else HIDDEN if self.hiding or self.chancy else self._seeds)
-        if found is None:
+        if found is None or (not found and self._attends(self.case) and not self._attends(case)):
             self._unknown.add(case)
         else:
             self.runs[case] = found
         return found
+
+    def _attends(self, case: Case) -> bool:
+        """Return whether a query attends a key: where none does, that a fault has nothing to show is no news."""
+        return bool(features(case, self.varying.c)["attended"])
 
     def _outcome(self, factor: str, variant: Case) -> list[bool]:
         """Return whether a variant fails in the same way, alone in a list; an empty one where nothing is learned."""
@@ -348,15 +352,16 @@ class Exploration:
         for case in self.varying.scattered(cases, draw):
             yield case if cotangents else case.replace(cotangent=self.case.cotangent)
 
-    def least_alike(self, cases: Sequence[Case]) -> Case | None:
-        """Return the case that lacks most of what all runs that failed have in common; `None` if none lacks anything.
+    def aims(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """Consider further cases, and yield those whose runs teach most of all that are left, one after the other.
 
-        Whether it fails or passes, much that might have been the reason is told apart from it.
+        One tells explanations apart; one meets all that is said and is else least like what failed; one lacks a single
+        condition.
         """
-        common = self._board.common(self.runs)
-        lacking = {case: sum(not meets(one, case, self.varying.c) for one in common) for case in cases}
-        best = max(cases, key=lacking.__getitem__, default=None)
-        return best if best is not None and lacking[best] else None
+        self._board.add([*self.runs, *cases], self.runs)
+        for aim in (self._board.telling, self._board.least_alike, self._board.lacking_one):
+            if (case := aim(self.runs, self._unknown)) is not None:
+                yield case
 
     def foretold(self, case: Case) -> bool:
         """Run a case, and return whether its outcome is what the explanation says; if not, look for another one.

@@ -13,10 +13,8 @@ from ringverify.diagnosis.when.needs import Needs, said
 RUNS = 90
 """Further runs, at most."""
 
-ROUND = 12
-"""Cases that are drawn at a time. Of those that meet all conditions the one is run that is least like all that failed,
-and one that lacks a single condition: those that lack two teach little.
-"""
+ROUND = 6
+"""Cases that are drawn between runs; all that were drawn are there to choose from."""
 
 BACKED = 8
 """Cases that have to pass without one condition alone before it is said beside one without words."""
@@ -44,15 +42,9 @@ def held_against_runs(needs: Needs, *, gradients: bool, left: Callable[[], float
     scattered = x.scattered(failing, random.Random(0), cotangents=gradients)
     with contextlib.suppress(Spent):
         for _ in range(RUNS if failing else 0):
-            cases = [case for case in itertools.islice(scattered, ROUND) if case not in x.runs]
-            explanation = x.explanation()
-            lacking = {case: sum(not x.met(case, [one]) for one in explanation) for case in cases}
-            chosen = [x.least_alike([case for case in cases if not lacking[case]])]
-            chosen += [next((case for case in cases if lacking[case] == 1), None)]
-            for case in chosen:
-                if case is not None:
-                    x.foretold(case)
-                    failing += [case] if x.runs.get(case) else []
+            for case in x.aims(itertools.islice(scattered, ROUND)):
+                x.foretold(case)
+                failing += [case] if x.runs.get(case) else []
     explanation = x.explanation()
     passing = [case for case, failed in x.runs.items() if not failed]
     backed = {
