@@ -276,7 +276,8 @@ def _run(
                 every = [(hop, owner, there[owner] if hop else block) for hop, owner in enumerate(owners)]
                 return mixed(steps, here, every) if "hop_of" in steps.changed else iter(every)
 
-            return [program(rank, _wired(scene, steps, visit=visit)) for rank, steps in enumerate(every)]
+            found = {rank: program(rank, _wired(scene, every[rank], visit=visit)) for rank in scene.worst_first}
+            return [found[rank] for rank in range(scene.size)]
     except NoPrediction:
         raise
     except Exception as error:

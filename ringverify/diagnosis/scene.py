@@ -141,6 +141,12 @@ class Scene:
         """Return the error over the error allowed, of every element of what a rank returned."""
         return margins(self.seen(name, rank), self.true(name, rank), self.limit(name, rank), self.dtype_of(name))
 
+    @functools.cached_property
+    def worst_first(self) -> list[int]:
+        """The ranks, those that are furthest from right first: a wrong prediction is soonest refuted there."""
+        worst = [max(self.margins(name, rank).max(initial=0) for name in self.tensors) for rank in range(self.size)]
+        return sorted(range(self.size), key=worst.__getitem__, reverse=True)
+
     def seen(self, name: TensorName, rank: int) -> Array:
         """Return what a rank did return."""
         found: Array = getattr(self.observation.ranks[rank], name)

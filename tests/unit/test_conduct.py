@@ -303,9 +303,7 @@ def test_a_rank_whose_queries_attend_nothing_and_that_returns_early_is_named():
     failure = Failure("deadlock", None, "", "", waits=((1, "a receive from rank 0, tag 0"),), returned=(0,))
     told = of_deadlock(case, dataclasses.replace(PLAIN, cross_lengths=True), failure, ())
     assert told.startswith("rank 0, whose queries attend no key, takes no part in")
-    condition = next(
-        one for one in conditions([features(case, PLAIN)], PLAIN) if "whose queries attend no key" in one.text
-    )
+    condition = next(one for one in conditions({}, PLAIN) if "whose queries attend no key" in one.text)
     assert condition.meets(features(case, PLAIN))
     assert not condition.meets(features(case.replace(query_length=2), PLAIN))
 

@@ -552,8 +552,6 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "full": ("tokens on every rank", "even shards+length", 1.15,
         lambda one: all(itertools.chain(*one.lengths))),
     "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
-    "empty_beside": ("a rank without tokens beside one that has some", "even shards", 1.31,
-        lambda one: 0 in itertools.chain(*one.lengths) and any(itertools.chain(*one.lengths))),
     "no_keys": ("a rank without keys", "even shards", 1.35, lambda one: any(keys == 0 for _, keys in one.lengths)),
     "no_queries": ("a rank without queries", "even shards", 1.35,
         lambda one: any(rows == 0 for rows, _ in one.lengths)),
