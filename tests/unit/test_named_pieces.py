@@ -161,6 +161,18 @@ def past_the_shortest(here, owner, i, j):
     return lengths is None or j.min() < min(lengths)
 
 
+def counted_by_keys(here, owner, i, j):
+    """The last query of a rank is taken to be as far from its first as the block's last key from its first."""
+    p = here.problem
+    return not p.causal or j.min() <= i.min() + p.nk - p.nq + j.numel() - 1
+
+
+def counted_by_queries(here, owner, i, j):
+    """The last key of a block is taken to be as far from its first as the rank's last query from its first."""
+    p = here.problem
+    return p.window is None or j.min() + i.numel() - 1 >= i.min() + p.nk - p.nq - p.window[0]
+
+
 def cut_at_floors(here, owner, i, j):
     """Keys of zigzag shards are put where pieces would lie that are cut at i * length // (2 ranks)."""
     n, count = here.problem.nk, 2 * here.size
@@ -296,6 +308,19 @@ READ = {
         where(past_the_shortest),
         [case_of(batch=2, key_lengths=(3, 11)), case_of(batch=2, key_lengths=(2, 12), window=(2, 0), size=2)],
         [case_of(batch=2, key_lengths=(7, 8), size=2), case_of(batch=2, key_lengths=(5, 5))],
+    ),
+    "a block is skipped under a causal mask if its first key comes after the rank's last query, as if the rank held as "
+    "many queries as the block holds keys": (
+        where(counted_by_keys),
+        [case_of(causal=True, key_length=8), case_of(causal=True, key_length=5, size=2)],
+        [case_of(causal=True), case_of(key_length=8), case_of(causal=True, query_length=8, key_length=12)],
+    ),
+    "a block is skipped if its last key lies before the window of the rank's first query, as if the block held as many "
+    "keys as the rank holds queries": (
+        where(counted_by_queries),
+        [case_of(window=(2, None), query_length=6, key_length=12),
+         case_of(window=(3, 1), query_length=4, key_length=14)],
+        [case_of(window=(2, None)), case_of(query_length=6, key_length=12), case_of(window=(9, 0), key_length=6)],
     ),
     "pieces of zigzag shards of keys are taken to be cut at i * length // (2 ranks): keys are put at other positions, "
     "and what is longer than that is lost, what is shorter filled up with zeros": (

@@ -72,6 +72,29 @@ def skipped(skips: Skips, spared: bool, whose: Callable[[Pairs], Pairs], pairs: 
     return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
 
 
+LONGEST = "as if every rank held as many {} as the one that holds most"
+
+COUNTED: tuple[tuple[str, str, Callable[[Pairs], Ints | int]], ...] = (
+    ("queries", "as if the rank held as many queries as the block holds keys", lambda pairs: pairs.keys.count),
+    ("keys", "as if the block held as many keys as the rank holds queries", lambda pairs: pairs.queries.count),
+    ("queries", LONGEST.format("queries"), lambda pairs: max(map(len, pairs.queries.shards), default=0)),
+    ("keys", LONGEST.format("keys"), lambda pairs: max(map(len, pairs.keys.shards), default=0)),
+    ("queries", "as if every rank held an equal share of the queries, rounded down",
+     lambda pairs: pairs.problem.nq // pairs.size),
+    ("keys", "as if every rank held an equal share of the keys, rounded down",
+     lambda pairs: pairs.problem.nk // pairs.size),
+)  # fmt: skip
+"""Of which side the last one may be miscounted from the first, in words, and how many there are taken to be."""
+
+
+def _counted(test: Skips, side: str, count: Callable[[Pairs], Ints | int], pairs: Pairs, at: Ends) -> Mask | None:
+    """Return what a test says if the last query, or key, is counted from the first by another number of them."""
+    ends: dict[str, Ints] = getattr(at, side)
+    apart = pairs.size if pairs.case.sharding == "striped" else 1
+    last = ends["first"] + (count(pairs) - 1) * apart
+    return test(pairs, dataclasses.replace(at, **{side: {**ends, "last": last}}))
+
+
 def after(key: str, query: str, pairs: Pairs, at: Ends) -> Mask | None:
     """Return whether a key comes after a query, if there is a causal mask."""
     return at.keys[key] > at.queries[query] if pairs.problem.causal else None
@@ -307,6 +330,21 @@ def ways_to_leave_unmasked() -> Iterator[tuple[str, Callable[[Pairs], Counts | N
         )
 
 
+def _miscounted() -> Iterator[tuple[str, Skips]]:
+    """Yield tests that are right but for a miscounted end, in words."""
+    right: tuple[tuple[str, str, Skips], ...] = (
+        ("queries", "under a causal mask if its first key comes after the rank's last query",
+         functools.partial(after, "first", "last")),
+        ("queries", "if its first key lies after the window of the rank's last query",
+         functools.partial(after_window, "first", "last", False)),
+        ("keys", "if its last key lies before the window of the rank's first query",
+         functools.partial(before_window, "last", "first", False)),
+    )  # fmt: skip
+    for (side, says, test), (other, miscounted, count) in product(right, COUNTED):
+        if side == other:
+            yield f"a block is skipped {says}, {miscounted}", functools.partial(_counted, test, side, count)
+
+
 def ways_to_skip() -> Iterator[tuple[str, Skips]]:
     """Yield tests by which blocks or tiles are skipped that hold keys to attend, in words."""
     for key, query in product(ENDS, ENDS):
@@ -358,6 +396,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         "the window otherwise",
         functools.partial(after_either, "first", "last", True),
     )
+    yield from _miscounted()
     yield "a block is skipped if its last key is padding", _padded_at_its_end
     for way, ring in ((1, ""), (-1, ", in a ring that sends to the left")):
         says = f"a block is skipped if it comes after one of which the rank attends nothing, hop by hop{ring}"
