@@ -15,13 +15,14 @@ from ringref.rounding import UNIT_ROUNDOFF
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS, allowed, answer, pipeline_of
 from ringverify.cases.inputs import Inputs, selectable
-from ringverify.cases.running import Observation, Runner, shards
+from ringverify.cases.running import GradMode, Observation, Runner, shards
 from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.diagnose import WALL, Diagnosis, diagnose, diagnose_rounding
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.poison import of_poison
+from ringverify.diagnosis.when.calls import how_it_is_called
 from ringverify.diagnosis.when.conditions import HALF
 from ringverify.diagnosis.when.foretelling import contradicting, held_against
 from ringverify.diagnosis.when.needs import MOST_RANKS, Needs, needs
@@ -29,6 +30,7 @@ from ringverify.diagnosis.when.scattering import held_against_runs
 from ringverify.errors import Inconclusive
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
+from ringverify.properties.modes import input_of
 from ringverify.properties.precision import PRECISION
 from ringverify.properties.property import Judgement, Property, Violation, judge_everything, judge_observation
 from ringverify.worlds.external.world import CaseRefused
@@ -207,7 +209,21 @@ def when_it_fails(
         doubtful=doubtful,
         chancy=case.problem.dtype in HALF and ordinary is not None and ordinary.margin < NEAR,
         whatever_values=violation.kind in WHATEVER_VALUES,
+        called=_called(there, case, tensors) if violation.way is not None else None,
     )
+
+
+def _called(runner: Runner, case: Case, tensors: Sequence[TensorName]) -> str | None:
+    """Return how a call has to be made in order to return wrong results, in words."""
+
+    def fails(mode: GradMode, some: str) -> bool | None:
+        asked = tuple(one for one in tensors if one not in GRADIENTS or input_of(one) in some)
+        if not asked:
+            return None
+        seen = runner.run(case, gradients=bool(some), mode=mode, requiring=some)
+        return judge_observation(case, runner.capabilities, seen, asked).violation is not None
+
+    return how_it_is_called(fails) if runner.capabilities.gradients and runner.world.name != "external" else None
 
 
 @np.errstate(all="ignore")  # what came back may be NaN or infinite

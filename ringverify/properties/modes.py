@@ -75,7 +75,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         how, some = _how(*way), way[1]
         if some and (violation := _unasked(how, some, seen)) is not None:
             return Judgement(largest, violation, training.digest)
-        names = (*all_tensors(c, gradients=False), *(name for name in GRADIENTS if _input_of(name) in some))
+        names = (*all_tensors(c, gradients=False), *(name for name in GRADIENTS if input_of(name) in some))
         results = {name: gathered(case, c, seen, name) for name in names}
         right = other_run(results, whole, answer(case), allowed_between(bound, bound), pipeline)
         margin, finding = worst(case, c, seen, names, right)
@@ -94,14 +94,14 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     return Judgement(largest, None, training.digest)
 
 
-def _input_of(name: TensorName) -> str:
+def input_of(name: TensorName) -> str:
     """Return which of q, k and v a gradient is of; sinks require one where q does."""
     return "q" if name == "dsinks" else name[1]
 
 
 def _unasked(how: str, some: str, seen: Observation) -> Violation | None:
     """Return a violation if an input that requires no gradient has one."""
-    unasked: tuple[TensorName, ...] = tuple(name for name in GRADIENTS if _input_of(name) not in some)
+    unasked: tuple[TensorName, ...] = tuple(name for name in GRADIENTS if input_of(name) not in some)
     for rank, result in enumerate(seen.ranks):
         for name in unasked:
             if getattr(result, name) is not None:

@@ -103,6 +103,7 @@ class Exploration:
         doubtful: as in `needs`.
         chancy: as in `needs`.
         whatever_values: as in `needs`.
+        called: as in `needs`.
 
     Attributes:
         runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
@@ -129,7 +130,9 @@ class Exploration:
         *,
         chancy: bool = False,
         whatever_values: bool = False,
+        called: str | None = None,
     ) -> None:
+        self.called = called
         self.chancy, self._seeds = chancy, 1 if whatever_values else 2
         self.case, self.fails, self.varying, self.left, self.wrong_ranks = case, fails, varying, left, wrong_ranks
         self.otherwise, self._doubtful = otherwise, doubtful

@@ -120,6 +120,7 @@ def needs(
     doubtful: Collection[Case] = (),
     chancy: bool = False,
     whatever_values: bool = False,
+    called: str | None = None,
 ) -> Needs:
     """Vary a failing case and say what it takes to fail.
 
@@ -136,6 +137,7 @@ def needs(
         doubtful: likewise, because they pass, though with an error that may hide one.
         chancy: whether it depends on chance which cases fail, as with roundings that are hardly larger than allowed.
         whatever_values: whether a case that passes does so with all values, as far as these decide nothing else.
+        called: how a call has to be made in order to fail, in words, if not in any way.
     """
     most_ranks = max(most_ranks, case.world_size)
     exploration = Exploration(
@@ -148,6 +150,7 @@ def needs(
         doubtful,
         chancy=chancy,
         whatever_values=whatever_values,
+        called=called,
     )
     return said(exploration, *exploration.explained(shrunk_from, drawn))
 
@@ -210,7 +213,8 @@ def said(
     if beyond is not None:  # it says more than a number does
         tested = [one for one in tested if not one.limit or one.factors == OF_RANKS]
     words = functools.partial(exploration.in_words, roughly=beyond is not None)
-    requires = [Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said]
+    called = [] if exploration.called is None else [Requirement(exploration.called, lambda case: True)]
+    requires = [*called, *(Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said)]
     if beyond is None:
         seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
         requires += [] if any(map(scored, tested)) else _of_ranks(seen, most=by_runs_alone)
