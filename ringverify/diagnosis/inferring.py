@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs
-from ringverify.diagnosis.quantities import COMPARED, Quantity, Relation, Value, related
+from ringverify.diagnosis.quantities import COMPARED, COMPARED_IN_PIECES, Quantity, Relation, Value, related
 from ringverify.diagnosis.scene import Counts
 
 NEAR = 1
@@ -80,7 +80,8 @@ def separating(pooled: _Pooled) -> list[tuple[Relation, ...]]:
         return []
     values, fixed = functools.cache(pooled.values), functools.cache(pooled.fixed)
     survivors: dict[bytes, tuple[float, Relation, Mask]] = {}
-    for a, b in COMPARED:
+    zigzag = any(pairs.case.sharding == "zigzag" for pairs in pooled.cases)
+    for a, b in COMPARED_IN_PIECES if zigzag else COMPARED:
         if fixed(a) and fixed(b):
             continue
         (of_a, other_a), (of_b, other_b) = values(a), values(b)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ringref.sharding import pieces
 from ringverify.diagnosis.masks.documents import bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.faults.merging import TILES
@@ -305,6 +306,32 @@ OF_BOTH = (
     Quantity("the first key of the shard in its document", lambda p: _in_both(p, p.keys, False)),
     Quantity("the last key of the shard in its document", lambda p: _in_both(p, p.keys, True)),
 )
+
+
+def _piece(pairs: Pairs, x: OneSide, last: bool) -> Ints:
+    """The first or the last position of the zigzag piece of each."""
+    cuts = np.cumsum([0, *map(len, pieces(x.total, 2 * pairs.size))])
+    found: Ints = cuts[np.searchsorted(cuts, x.p, side="right") - (not last)] - last
+    return found
+
+
+def _early_end(pairs: Pairs, x: OneSide) -> Ints:
+    """Where the early zigzag piece of the shard of each ends."""
+    cuts = np.cumsum([0, *map(len, pieces(x.total, 2 * pairs.size))])
+    found: Ints = cuts[x.rank + 1]
+    return found
+
+
+IN_PIECES = (
+    Quantity("the first position of the query's piece", lambda p: _piece(p, p.queries, False) + p.problem.diagonal),
+    Quantity("the last position of the query's piece", lambda p: _piece(p, p.queries, True) + p.problem.diagonal),
+    Quantity("the first position of the key's piece", lambda pairs: _piece(pairs, pairs.keys, False)),
+    Quantity("the last position of the key's piece", lambda pairs: _piece(pairs, pairs.keys, True)),
+    Quantity("the end of the early piece of the query's shard", lambda pairs: _early_end(pairs, pairs.queries)),
+    Quantity("the end of the early piece of the key's shard", lambda pairs: _early_end(pairs, pairs.keys)),
+)
+"""Ends of zigzag pieces."""
+
 EDGES = (*(one for one in IN_SHARDS[2:] if "segment" not in one.text and "⌊" not in one.text), *OF_BOTH)
 """Ends of shards, documents and lengths: how far apart two of them are may bound rows."""
 
@@ -406,3 +433,10 @@ def _compared() -> Iterator[tuple[Quantity, Quantity]]:
 
 
 COMPARED = tuple(_compared())
+
+COMPARED_IN_PIECES = (
+    *COMPARED,
+    *itertools.product(IN_PIECES, (*POSITIONS, *OF_BOTH)),
+    *itertools.combinations(IN_PIECES, 2),
+)
+"""The same where shards are zigzag."""

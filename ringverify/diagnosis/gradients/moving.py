@@ -151,6 +151,15 @@ def _of_other_piece(pairs: Pairs, x: OneSide) -> Ints:
 
 SLICES["of the rank's other zigzag piece"] = _of_other_piece
 
+
+def _past_padding(pairs: Pairs, x: OneSide) -> Ints:
+    """Return the positions of rows as many further on in the shard as it lacks of the longest, or past the end."""
+    place = x.place + max(map(len, x.shards)) - x.count
+    return np.where(place < x.count, x.at(x.rank, place), x.total)
+
+
+SLICES["of the last rows of their shard padded to the longest, as if padding came before them"] = _past_padding
+
 KEPT: dict[str, Callable[[Pairs, OneSide], Ints]] = {
     "rows // ranks": lambda pairs, x: np.array(x.total // pairs.size),
     "the last rank's number of rows": lambda pairs, x: np.array(len(x.shards[-1])),

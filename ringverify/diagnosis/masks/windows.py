@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 
 from ringref import pattern
-from ringverify.diagnosis.masks.positions import POSITIONS, At
-from ringverify.diagnosis.pairs import SIDES, Otherwise, Pairs
+from ringverify.diagnosis.masks.positions import POSITIONS, At, late
+from ringverify.diagnosis.pairs import SIDES, Ints, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 ENDS: dict[tuple[str, ...], str] = {
@@ -34,11 +34,20 @@ ROUNDED: dict[str, Callable[[int, int], int]] = {
 """What becomes of it, in words."""
 
 
+SPANS: dict[str, Callable[[Pairs, OneSide], Ints]] = {
+    "the query's shard": lambda pairs, x: x.rank,
+    "the query's zigzag piece": lambda pairs, x: 2 * x.rank + late(x, pairs),
+}
+"""What keys may be sliced to before a mask is made, in words; numbers of queries and keys that are alike within one."""
+
+
 def ways_to_lay_windows() -> Iterator[Otherwise]:
     """Yield masks with windows laid otherwise."""
     for ends in ENDS:
         says = f"a window that is 0 on the {' or on the '.join(ends)} is not bounded there"
         yield Otherwise(says, functools.partial(_zero_is_none, ends), 0.25)
+        for span, number in SPANS.items():
+            yield Otherwise(f"{says} within {span}", functools.partial(_zero_is_none_within, ends, number), 0.5)
     for ends, which in ENDS.items():
         yield Otherwise(
             f"{which} laid in rows of a striped shard, at the distance divided by the number of ranks and rounded down",
@@ -73,6 +82,13 @@ def _laid(change: Callable[[int], int | None], ends: tuple[str, ...], pairs: Pai
 def _zero_is_none(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:
     """Return counts if these sides of a window are not bounded where they are 0."""
     return _laid(lambda side: side or None, ends, pairs)
+
+
+def _zero_is_none_within(ends: tuple[str, ...], span: Callable[[Pairs, OneSide], Ints], pairs: Pairs) -> Counts | None:
+    """Return the same for keys that lie in one span with their query, where queries and keys are sharded alike."""
+    if pairs.case.replicated or (free := _zero_is_none(ends, pairs)) is None:
+        return None
+    return np.where(span(pairs, pairs.queries) == span(pairs, pairs.keys), free, pairs.true)
 
 
 def _in_units(
