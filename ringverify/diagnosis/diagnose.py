@@ -368,9 +368,10 @@ class _Inquiry:
         hides = () if has[0].values in LARGE else LARGE
         scattered = x.scattered(x.failing()[:BASES], random.Random(1), cotangents=True)
         drawn = (case.replace(values="normal") if case.values in hides else case for case in scattered)
+        heads = runnable(in_other_heads(has[0].replace(values="normal")), self._capabilities)
         cases = [
             case
-            for case in dict.fromkeys(itertools.islice(drawn, SCATTERED))
+            for case in dict.fromkeys((*heads, *itertools.islice(drawn, SCATTERED)))
             if not case.chunks and (any(map(padded, has)) or not padded(case))
         ]
         return list(self._answered(cases, self._patience_of(self._seconds / 2)))

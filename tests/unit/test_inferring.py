@@ -8,9 +8,10 @@ import torch
 from test_reading_results import case_of, masked, named
 
 from ringref.problem import Dilation
+from ringref.sharding import pieces
 from ringverify.diagnosis.inferring import inferred
 from ringverify.diagnosis.pairs import Pairs
-from ringverify.diagnosis.quantities import COMPARED, DOCUMENT_ENDS
+from ringverify.diagnosis.quantities import COMPARED_IN_PIECES, DOCUMENT_ENDS
 from ringverify.diagnosis.scene import Scene
 from ringverify.faults.ring import EVERYTHING, STEPS
 
@@ -27,7 +28,18 @@ def past_own_half(m, here, hop, owner):
     return m * (torch.arange(m.size(3)) < len(here.call.positions) // 2)
 
 
+def after_the_early_piece(m, here, hop, owner):
+    """Queries of the late piece attend nothing before the end of the early one."""
+    end = int(pieces(here.problem.nk, 2 * here.size)[here.rank][-1]) + 1
+    i, j = here.call.positions[:, None], here.shards[owner][None]
+    return m * ((i < end) | (j >= end))
+
+
 WORDS = {
+    "keys are left out where the query's row in its shard ≥ half of the rows of the query's shard, rounded up and the "
+    "first position of the key's piece < the end of the early piece of the query's shard": (
+        masked(after_the_early_piece), case_of(size=3, sharding="zigzag")
+    ),
     "keys are left out where the key's position < the first position of the query's shard − 1": (
         masked(from_own_queries), case_of(size=3)
     ),
@@ -123,7 +135,7 @@ def test_quantities_have_values_in_every_case():
     full = {"causal": True, "window": (2, 1), "documents": (1, 3, 8), "key_lengths": (4,)}
     for case in (case_of(query_length=0), case_of(size=5, query_length=3), case_of(size=3, query_length=9, **full)):
         pairs = pairs_of(case)
-        for quantity in {one.text: one for both in COMPARED for one in both}.values():
+        for quantity in {one.text: one for both in COMPARED_IN_PIECES for one in both}.values():
             assert np.broadcast_shapes(np.shape(quantity.of(pairs)), pairs.true.shape) == pairs.true.shape, (
                 quantity.text
             )

@@ -197,6 +197,24 @@ def begun_by_the_window(here, owner, i, j):
     return near(here, i, j) & there & (of_query > 0) & (of_query < len(bounds))
 
 
+def free_within_a_piece(here, owner, i, j):
+    """A zigzag piece is sliced to its own keys, and then a side of a window that is 0 is taken for none."""
+    left, right = here.problem.window or (None, None)
+    cuts = torch.tensor([0, *map(len, pieces(here.problem.nk, 2 * here.size))]).cumsum(0)
+    together = torch.bucketize(i, cuts, right=True) == torch.bucketize(j, cuts, right=True)
+    free = (not left or j >= i - left) & (not right or j <= i + right)
+    return near(here, i, j) | (together & free)
+
+
+def in_order_of_teams(here, owner, i, j):
+    """Positions of a team of two are put in order, while its rows lie member by member."""
+    at = torch.arange(here.problem.nk)
+    for first in range(0, here.size, 2):
+        held = torch.cat(here.shards[first : first + 2])
+        at[held] = held.sort().values
+    return near(here, at[i], at[j]) & ((not here.problem.causal) | (at[j] <= at[i]))
+
+
 BLOCK = [Dilation(((w, r),), heads="shared", head_offset="block") for w, r in ((7, 3), (6, 2))]
 SPLIT = [Dilation(((w, 1),), heads="split") for w in (2, 3, 4)]
 
@@ -321,6 +339,19 @@ READ = {
         [case_of(window=(2, None), query_length=6, key_length=12),
          case_of(window=(3, 1), query_length=4, key_length=14)],
         [case_of(window=(2, None)), case_of(query_length=6, key_length=12), case_of(window=(9, 0), key_length=6)],
+    ),
+    "a window that is 0 on the left or on the right is not bounded there within the query's zigzag piece": (
+        attending(free_within_a_piece),
+        [case_of(window=(0, 2), sharding="zigzag"),
+         case_of(window=(3, 0), sharding="zigzag", size=2, query_length=13)],
+        [case_of(window=(1, 2), sharding="zigzag"), case_of(sharding="zigzag")],
+    ),
+    "the mask is made with queries and keys at positions of what a team holds in ascending order, where rows lie "
+    "member by member, teams being of two ranks where their number is even": (
+        attending(in_order_of_teams),
+        [case_of(causal=True, sharding="striped", size=4, query_length=11, heads=3),
+         case_of(window=(3, 1), sharding="striped", size=4, query_length=8)],
+        [case_of(sharding="striped", size=4, query_length=8), case_of(causal=True, size=4)],
     ),
     "pieces of zigzag shards of keys are taken to be cut at i * length // (2 ranks): keys are put at other positions, "
     "and what is longer than that is lost, what is shorter filled up with zeros": (

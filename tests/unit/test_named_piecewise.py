@@ -593,6 +593,12 @@ def of_padded_shards(x, lengths):
     return [whole[:, rank * n :][:, :n] for rank, n in enumerate(lengths)]
 
 
+def of_the_last_of_padded(x, lengths):
+    """Each shard is padded to the longest, and its last rows are taken."""
+    shards = [torch.nn.functional.pad(y, (0, 0, 0, 0, 0, lengths[0] - y.size(1))) for y in x.split(lengths, dim=1)]
+    return [y[:, y.size(1) - n :] for y, n in zip(shards, lengths, strict=True)]
+
+
 def of_one_row_for_all(x, lengths):
     """A slice that begins with the last row is broadcast where it is assigned."""
     slices = [x[:, rank * lengths[0] :][:, :n] for rank, n in enumerate(lengths)]
@@ -602,11 +608,16 @@ def of_one_row_for_all(x, lengths):
 @pytest.mark.parametrize(
     ("cut", "size", "lengths", "words"),
     [
-        (of_first_lengths, 4, (14, 10), "the first rank's number of rows on, in the order of the shards"),
+        (of_first_lengths, 4, (14, 10),
+         "rows from the rank times the first rank's number of rows on, in the order of the shards"),
         (of_padded_shards, 4, (14, 10),
-         "the rank's own number of rows on, in the order of the shards, padded to the longest"),
+         "rows from the rank times the rank's own number of rows on, in the order of the shards, padded to the "
+         "longest"),
+        (of_the_last_of_padded, 4, (14, 10),
+         "the last rows of their shard padded to the longest, as if padding came before them"),
         (of_one_row_for_all, 3, (7,),
-         "the longest shard on, in the order of the shards, a single one that is left being taken for all"),
+         "rows from the rank times the longest shard on, in the order of the shards, a single one that is left being "
+         "taken for all"),
     ],
 )  # fmt: skip
 def test_gradients_that_are_cut_elsewhere_from_the_whole_are_told(cut, size, lengths, words):
@@ -618,7 +629,7 @@ def test_gradients_that_are_cut_elsewhere_from_the_whole_are_told(cut, size, len
     declared = Capabilities(causal="never", uneven=True)
     cases = [case_of(size=size, query_length=n) for n in lengths]
     scenes, _ = seen(Implementation(attend, "cut", declared), cases, gradients=True)
-    says = f"the rows of dk and dv that are returned are those at positions of rows from the rank times {words}"
+    says = f"the rows of dk and dv that are returned are those at positions of {words}"
     assert says in explaining(of_gradients(scenes), scenes)
 
 

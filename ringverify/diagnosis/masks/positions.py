@@ -160,6 +160,16 @@ def _of_team(grid: Grid, longest: bool, pairs: Pairs, x: OneSide) -> Ints:
     return found.reshape(x.p.shape)
 
 
+def _of_team_in_order(grid: Grid, pairs: Pairs, x: OneSide) -> Ints:
+    """Positions of what a team holds in ascending order, of rows that lie member by member."""
+    if len(x.shards) != pairs.size:
+        return x.p
+    found = np.arange(x.total)
+    for held in joined(x.shards, grid.teams(pairs.case)):
+        found[held] = np.sort(held)
+    return found.reshape(x.p.shape)
+
+
 def _of_teams(where: str, *, longest: bool) -> dict[str, At]:
     return {
         f"counted from {where}, teams being {grid.text}": functools.partial(_of_team, grid, longest)
@@ -191,6 +201,12 @@ POSITIONS: dict[str, At] = {
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
     **_of_teams("the beginning of what a team holds", longest=False),
+    **{
+        f"of what a team holds in ascending order, where rows lie member by member, teams being {grid.text}": (
+            functools.partial(_of_team_in_order, grid)
+        )
+        for grid in USUAL
+    },
     "counted from the beginning of their document": lambda pairs, x: x.p - _begin_of_document(pairs, x),
     "counted on from the shard's first one": lambda pairs, x: x.at(x.rank, 0 * x.place) + x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
