@@ -544,8 +544,11 @@ for of_scores, top in zip((True, False), MAXIMA, strict=True):
         FAULTS.cause(f"lse {says.format(top=top)}, and the backward starts from it", _ends_as(of, of_scores=of_scores))
 
 
-def _of_latest_block(*, skipping: bool) -> Steps:
-    """Take the maximum of each block for that of all so far; blocks of which a rank attends nothing may be skipped."""
+def _of_latest_block(*, skipping: bool, spared: bool = False) -> Steps:
+    """Take the maximum of each block for that of all so far; blocks of which a rank attends nothing may be skipped.
+
+    If spared, nothing is lost where the last block has no key for a row: its maximum counts as 0 at the end.
+    """
 
     def accumulate(steps: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
         if running is None:
@@ -555,7 +558,12 @@ def _of_latest_block(*, skipping: bool) -> Steps:
         factor = torch.exp(running[2] - torch.where(new[2] == -math.inf, 0.0, new[2]))
         return factor[..., None] * running[0] + new[0], factor * running[1] + new[1], new[2]
 
-    return replace(online(), accumulate=accumulate)
+    def normalise(running: Online) -> Partial:
+        out, whole, most = running
+        most = torch.where(most == -math.inf, 0.0, most) if spared else most
+        return online().normalise((out, whole, most))
+
+    return replace(online(), accumulate=accumulate, normalise=normalise)
 
 
 def _of_own_maximum() -> Steps:
@@ -584,6 +592,11 @@ for skipping, where in {False: "", True: ", where a rank attends some of it"}.it
         f"the running maximum is that of the latest block alone{where}: rows without a key in it lose what came before",
         _of_latest_block(skipping=skipping),
     )
+FAULTS.cause(
+    "the running maximum is that of the latest block alone: rows without a key in it lose what came before, unless it "
+    "is the last one",
+    _of_latest_block(skipping=False, spared=True),
+)
 FAULTS.cause("the running sum of exponentials is not rescaled where the maximum grows", online(totals=False))
 FAULTS.cause("the running sum of weighted values is not rescaled where the maximum grows", online(sums=False))
 FAULTS.cause("running sums are not rescaled where the maximum grows", online(sums=False, totals=False))

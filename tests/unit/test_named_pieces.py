@@ -598,6 +598,36 @@ def test_a_maximum_of_the_latest_block_is_told():
     assert explaining(known, scenes) == [says.format("")]
 
 
+def test_a_maximum_of_the_latest_block_that_ends_as_0_is_told():
+    """A row without a key in the last block has lost nothing: its sums are relative to 0 then."""
+
+    def attend(q, k, v, call):
+        top, total = torch.full((*q.shape[:2], q.size(2)), -math.inf), torch.zeros(q.shape[:3])
+        sums = torch.zeros(*q.shape[:3], v.size(-1))
+        keys, values = ([torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v))
+        for into, x in ((keys, k), (values, v)):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        for hop in range(call.world_size):
+            owner = (call.rank - hop) % call.world_size
+            s = call.scale * torch.einsum("bqhd,bkhd->bqhk", q, keys[owner])
+            later = owner * k.size(1) + torch.arange(k.size(1)) > call.positions[:, None]
+            s = s.masked_fill(later[None, :, None], -math.inf)
+            latest = s.amax(-1)
+            level = latest.masked_fill(latest == -math.inf, 0)
+            factor, weights = (top - level).exp(), (s - level[..., None]).exp()
+            total = total * factor + weights.sum(-1)
+            sums, top = sums * factor[..., None] + torch.einsum("bqhk,bkhd->bqhd", weights, values[owner]), latest
+        lse = total.log() + top.masked_fill(top == -math.inf, 0)
+        return sums / total.where(total > 0, torch.ones(()))[..., None], lse.transpose(1, 2)
+
+    declared = Capabilities(causal="always", lse=True, gradients=False)
+    cases = [case_of(size=size, query_length=2 * size, causal=True) for size in (3, 4)]
+    scenes, _ = seen(Implementation(attend, "latest", declared), cases, gradients=False)
+    says = "the running maximum is that of the latest block alone: rows without a key in it lose what came before"
+    more = ", unless it is the last one"
+    assert explaining(library(says) + library(says + more), scenes) == [says + more]
+
+
 def test_a_mask_before_the_softcap_is_told_beside_sinks():
     """They take a part of the weight, and have a gradient."""
 
