@@ -630,6 +630,15 @@ def before_an_empty_hop(steps, here, hop, owner, *, way=1):
     return multiplicity(steps, here, hop, owner) * all(bool(m.any()) for m in earlier)
 
 
+def given_of_one_segment(here, owner, i, j):
+    """Of other ranks' keys, those of the segment of the first row that is covered, by a branch of offset 0."""
+    if here.problem.dilation is None or owner == here.rank:
+        return torch.ones(len(i), j.size(1), dtype=torch.bool)
+    ((w, r),) = here.problem.dilation.branches
+    covered = i[i % w % r == 0]
+    return j // w == covered[:1] // w
+
+
 def of_the_ends(positions, i, dilation):
     """Whether queries lie in the segment of the rank's first row, or of its last."""
     if dilation is None or not len(positions):
@@ -880,6 +889,13 @@ READ = {
          case_of(size=1, query_length=10, dilation=Dilation(((3, 2),), heads="split")),
          case_of(size=2, query_length=16, sharding="striped", dilation=Dilation(((4, 2),), heads="split"))],
         [case_of(dilation=Dilation(((6, 2),), heads="split")), case_of()],
+    ),
+    "of other ranks' keys, a rank is given those of the segment of its first row that a branch of the dilation covers, "
+    "and none of other segments": (
+        where(lambda here, owner, i, j: given_of_one_segment(here, owner, i, j)),
+        [case_of(dilation=Dilation(((3, 1),), heads="split"), query_length=13),
+         case_of(size=2, dilation=Dilation(((4, 2),), heads="split"), query_length=14)],
+        [case_of(dilation=Dilation(((4, 2),), heads="split")), case_of()],
     ),
     "a tile of 3 keys of a shard is skipped in all batch entries if in the first no query of the rank attends it": (
         replace(STEPS, pattern=of_the_first_entry),

@@ -58,6 +58,13 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _of_the_ends,
         0.5,
     )
+    for end in ("first", "last"):
+        yield Otherwise(
+            f"of other ranks' keys, a rank is given those of the segment of its {end} row that a branch of the "
+            "dilation covers, and none of other segments",
+            functools.partial(_given_of_one_segment, end),
+            0.5,
+        )
     for text, dropped in DROPPED.items():
         yield Otherwise(
             f"a last segment of a dilation that is shorter than {text} is left out",
@@ -123,6 +130,22 @@ def _of_the_ends(pairs: Pairs) -> Counts | None:
     for number, (w, _) in enumerate(p.dilation.branches):
         first, last = (x.at(x.rank, place) // w for place in (np.zeros_like(x.place), x.count - 1))
         total += branch(pairs, number, *plain) * ((x.p // w == first) | (x.p // w == last))
+    return total * pairs.counts(lambda name: None if name == "dilation" else plain)
+
+
+def _given_of_one_segment(end: str, pairs: Pairs) -> Counts | None:
+    """Return counts without other ranks' keys, but for the segment of the first, or last, row that a branch covers."""
+    p, x = pairs.problem, pairs.queries
+    if p.dilation is None:
+        return None
+    total, plain = np.zeros_like(pairs.true), (x.p, pairs.keys.p)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        covered, given = kept(pairs, number), np.full((p.heads, p.nq, 1), -1)
+        for held, (head, of_head) in itertools.product(x.shards, enumerate(covered)):
+            if of_head[held].any():
+                given[head, held] = held[of_head[held]][0 if end == "first" else -1] // w
+        own = pairs.rank == pairs.owner
+        total += branch(pairs, number, *plain) * (own | (pairs.keys.p // w == given))
     return total * pairs.counts(lambda name: None if name == "dilation" else plain)
 
 
