@@ -215,6 +215,28 @@ def in_order_of_teams(here, owner, i, j):
     return near(here, at[i], at[j]) & ((not here.problem.causal) | (at[j] <= at[i]))
 
 
+def rounded_towards_0(here, owner, i, j):
+    """The last row of a block that a query attends, as a language divides that has no floor."""
+    right = 0 if here.problem.causal else (here.problem.window or (None, None))[1]
+    last = here.size * torch.div(
+        i + 99 - owner if right is None else i + right - owner, here.size, rounding_mode="trunc"
+    )
+    left = (here.problem.window or (None, None))[0]
+    reached = (
+        left is None
+        or right is None
+        or (here.rank - owner) % here.size <= left
+        or (owner - here.rank) % here.size <= right
+    )
+    return (j - owner <= last) & (left is None or j >= i - left) & reached
+
+
+def nearer_than_left(here, owner, i, j):
+    """The block of the rank that is as many ranks away as the window's left is skipped."""
+    left = (here.problem.window or (99, 0))[0]
+    return near(here, i, j) & ((here.rank == owner) | ((here.rank - owner) % here.size < left) | (left >= here.size))
+
+
 BLOCK = [Dilation(((w, r),), heads="shared", head_offset="block") for w, r in ((7, 3), (6, 2))]
 SPLIT = [Dilation(((w, 1),), heads="split") for w in (2, 3, 4)]
 
@@ -352,6 +374,24 @@ READ = {
         [case_of(causal=True, sharding="striped", size=4, query_length=11, heads=3),
          case_of(window=(3, 1), sharding="striped", size=4, query_length=8)],
         [case_of(sharding="striped", size=4, query_length=8), case_of(causal=True, size=4)],
+    ),
+    "the last row of a striped block that a query attends is rounded towards 0: its first row where it is none": (
+        attending(rounded_towards_0),
+        [case_of(causal=True, sharding="striped"), case_of(window=(None, 0), sharding="striped", size=4)],
+        [case_of(sharding="striped"), case_of(window=(None, 3), sharding="striped", size=4)],
+    ),
+    "the last row of a striped block that a query attends is rounded towards 0: its first row where it is none, in "
+    "blocks of ranks that the window reaches": (
+        attending(rounded_towards_0),
+        [case_of(causal=True, sharding="striped"), case_of(window=(1, 0), sharding="striped", size=4),
+         case_of(window=(2, 0), sharding="striped", causal=True, size=4)],
+        [case_of(sharding="striped"), case_of(window=(0, 0), sharding="striped", size=4)],
+    ),
+    "a striped block is skipped that is as many ranks away as a window has keys to the left: the last of these lies in "
+    "it": (
+        attending(nearer_than_left),
+        [case_of(window=(1, 0), sharding="striped"), case_of(window=(2, 0), sharding="striped", size=4)],
+        [case_of(window=(3, 0), sharding="striped"), case_of(window=(0, 0), sharding="striped")],
     ),
     "pieces of zigzag shards of keys are taken to be cut at i * length // (2 ranks): keys are put at other positions, "
     "and what is longer than that is lost, what is shorter filled up with zeros": (

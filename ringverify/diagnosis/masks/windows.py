@@ -10,7 +10,7 @@ import numpy as np
 
 from ringref import pattern
 from ringverify.diagnosis.masks.positions import POSITIONS, At, late
-from ringverify.diagnosis.pairs import SIDES, Ints, OneSide, Otherwise, Pairs
+from ringverify.diagnosis.pairs import SIDES, Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 ENDS: dict[tuple[str, ...], str] = {
@@ -59,6 +59,16 @@ def ways_to_lay_windows() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_in_units, ends, of, to), 0.75)
 
 
+def ways_to_bound_striped_rows() -> Iterator[Otherwise]:
+    """Yield masks whose last row of a striped block is computed by another division."""
+    says = "the last row of a striped block that a query attends is rounded towards 0: its first row where it is none"
+    for reached, which in {False: "", True: ", in blocks of ranks that the window reaches"}.items():
+        yield Otherwise(says + which, functools.partial(_first_row_for_none, reached), 0.5 + 0.25 * reached)
+    for side in SIDES:
+        says = f"a striped block is skipped that is as many ranks away as a window has keys to the {side}"
+        yield Otherwise(f"{says}: the last of these lies in it", functools.partial(_without_the_farthest, side), 0.5)
+
+
 def ways_to_lay_one_end() -> Iterator[Otherwise]:
     """Yield masks with one end of the window laid at other positions."""
     for (text, at), end in product(POSITIONS.items(), SIDES):
@@ -96,6 +106,41 @@ def _in_units(
 ) -> Counts | None:
     """Return counts if the distances of these ends of a window are rounded to multiples of a unit."""
     return _laid(lambda side: rounded(side, max(1, unit(pairs))), ends, pairs)
+
+
+def _first_row_for_none(reached: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if queries of a rank's first row attend the first key of striped blocks that are later.
+
+    A window that is bounded on both sides may reach no key of a rank, however long the sequence is.
+    """
+    p = pairs.problem
+    left, right = p.window or (None, None)
+    right = 0 if p.causal else right
+    if pairs.case.sharding != "striped" or right is None:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    free = pairs.counts(lambda name: None if name in ("causal", "window") else plain)
+    before = pairs.owner - pairs.queries.p - p.diagonal - right
+    found = (before > 0) & (before < pairs.size) & (pairs.keys.place == 0)
+    if reached and left is not None:
+        found = found & _reached(pairs, left, right)
+    return np.where(found, free, pairs.true)
+
+
+def _reached(pairs: Pairs, left: int, right: int) -> Mask:
+    """Return whether keys of a rank may lie in a window of a rank's queries, in some striped sequence."""
+    found: Mask = (pairs.hop <= left) | (pairs.size - pairs.hop <= right)
+    return found
+
+
+def _without_the_farthest(side: str, pairs: Pairs) -> Counts | None:
+    """Return counts without blocks of ranks that a window bounded on both sides reaches with its last key alone."""
+    left, right = pairs.problem.window or (None, None)
+    right = 0 if pairs.problem.causal else right
+    if pairs.case.sharding != "striped" or left is None or right is None:
+        return None
+    nearer = (left - 1, right) if side == "left" else (left, right - 1)
+    return np.where((pairs.hop > 0) & ~_reached(pairs, *nearer), 0, pairs.true)
 
 
 def _in_rows(ends: tuple[str, ...], pairs: Pairs) -> Counts | None:

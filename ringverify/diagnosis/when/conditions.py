@@ -641,7 +641,7 @@ def changing(condition: Condition) -> list[str]:
 
 
 ALTERNATIVES = {
-    2: (*MASKS, "softcap", "scale", "cross", "gqa", "uneven_keys"),
+    2: (*MASKS, "softcap", "scale", "sinks", "cross", "gqa", "uneven_keys"),
     3: (*MASKS, "uneven_keys"),
     4: (*MASKS, "uneven_keys"),
 }

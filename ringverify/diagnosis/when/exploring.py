@@ -49,7 +49,7 @@ REPEATED = 2
 MORE = 9
 """Variants of a factor that are run, if one of them passes."""
 
-INSTEAD = (*MASKS, "softcap", "scale", "cross lengths", "key heads")
+INSTEAD = (*MASKS, "softcap", "scale", "sinks", "cross lengths", "key heads")
 """Factors of which one may do instead of another that is needed."""
 
 WAYS = 5
