@@ -55,7 +55,8 @@ from ringverify.diagnosis.rounding_digits import TWICE, rounding
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing, padded
 from ringverify.diagnosis.when.conditions import HALF, LARGE
-from ringverify.diagnosis.when.exploring import BASES
+from ringverify.diagnosis.when.exploring import BASES, Exploration
+from ringverify.diagnosis.when.foretelling import Foretelling
 from ringverify.diagnosis.when.needs import Needs
 from ringverify.diagnosis.where import Probe, locate, of_other_code, wrong_tensors
 from ringverify.events import TensorName, Where
@@ -80,6 +81,12 @@ SCATTERED = 50
 
 FEW = 16
 """One in so many of those that fail, at most, may be left unexplained."""
+
+PARTING = 60
+"""Further cases of which the first hypotheses left say whether they fail: those are run on which they differ."""
+
+PARTED = 4
+"""Hypotheses that are held against one another in this way, at most."""
 
 OF_SINKS = 10
 """Cases beside the smallest in which a gradient of sinks has to be explained."""
@@ -386,7 +393,27 @@ class _Inquiry:
         """Return the hypotheses that further cases leave, some of which part those that are alike so far."""
         smallest = self._smallest.case
         heads, numbers = (runnable(of(smallest), self._capabilities) for of in (in_other_heads, in_other_numbers))
-        return _refuted(named, self._answered_later(heads, self._failing, self._passing, numbers))
+        left = _refuted(named, self._answered_later(heads, self._failing, self._passing, numbers))
+        return left if self._exploration is None else self._parted(left, self._exploration)
+
+    def _parted(self, named: list[Standing], x: Exploration) -> list[Standing]:
+        """Return the hypotheses that are left by cases of which some of them say that they fail, and others not."""
+        apart, patience = _apart(named), self._patience_of(self._seconds / 4)
+        if len(apart) < 2:
+            return named
+        with_gradients = "dq" in self._smallest.tensors
+        those = frozenset({self._smallest.case.sharding})
+        foretold = [Foretelling((one.hypothesis,), self._capabilities, those, with_gradients) for one in apart[:PARTED]]
+        drawn = x.scattered(x.failing()[:BASES], random.Random(2), cotangents=with_gradients)
+        for case in itertools.islice(drawn, PARTING):
+            if patience.left() <= 0 or len(_apart(named)) < 2:
+                break
+            if case.chunks or len({one(case) for one in foretold}) < 2:
+                continue
+            scene = _seen(self._observe, case, self._capabilities)
+            if scene is not None and comparable(scene):
+                named = [one for one in named if one.stands(scene)] or named
+        return named
 
     def _measured(self, named: list[Standing]) -> list[Standing]:
         """Return the first of the hypotheses that were fitted to some cases, if it is so in all others."""

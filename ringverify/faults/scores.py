@@ -251,11 +251,12 @@ def _sum_as_dealt(here: Here, x: Tensor) -> Tensor:
     return found.index_add(1, _dealt_in_turn(here), x)
 
 
-FAULTS.cause(
+DEALT_IN_TURN = (
     "grouped heads: an all-to-all deals heads out in turn (rank u has u, u + U, …; U divides ranks and key heads), so "
-    "that query heads meet other key heads than their own",
-    replace(STEPS, per_query_head=lambda here, x: x[:, _dealt_in_turn(here)], per_key_head=_sum_as_dealt),
+    "that query heads meet other key heads than their own"
 )
+IN_TURN = replace(STEPS, per_query_head=lambda here, x: x[:, _dealt_in_turn(here)], per_key_head=_sum_as_dealt)
+FAULTS.cause(DEALT_IN_TURN, IN_TURN)
 
 
 def _copies(here: Here) -> int:

@@ -16,6 +16,7 @@ from ringverify.faults.fault import Faults, When
 from ringverify.faults.merging import Online, online
 from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps
+from ringverify.faults.scores import DEALT_IN_TURN, IN_TURN
 
 Tensor = torch.Tensor
 FAULTS = Faults()
@@ -43,6 +44,28 @@ _add("O152", "the sink counts once for every rank", _with(lambda here, sinks: si
 FAULTS.cause(
     "the sink counts once for every merge of two blocks, of which there is one less than ranks",
     _with(lambda here, sinks: sinks + (math.log(here.size - 1) if here.size > 1 else -math.inf)),
+)
+
+
+def _dealt_in_runs(here: Here) -> Tensor:
+    """The sink that each query head meets if heads are dealt out in turn to a team, and sinks in runs."""
+    ranks, head = math.gcd(here.size, here.problem.hk), torch.arange(here.problem.heads)
+    return head % ranks * (here.problem.heads // ranks) + head // ranks
+
+
+def _gradient_of_runs(here: Here, lse: Tensor, delta: Tensor) -> Tensor:
+    sinks, of = arithmetic.sinks_of(here), _dealt_in_runs(here)
+    parts = -torch.where(sinks[of] == -math.inf, 0.0, torch.exp(sinks[of] - lse) * delta).sum(dim=(0, 2))
+    return torch.zeros_like(parts).index_add(0, of, parts)
+
+
+FAULTS.cause(
+    f"{DEALT_IN_TURN}, and sinks that are dealt out in runs",
+    replace(
+        IN_TURN,
+        sink=lambda here, whole: _joined(here, whole, lambda sinks: sinks[_dealt_in_runs(here)]),
+        sink_gradient=_gradient_of_runs,
+    ),
 )
 
 
