@@ -65,6 +65,34 @@ def test_groups_of_heads_that_are_padded_are_told():
     assert explaining(library(words), scenes)
 
 
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(8, 4, 2), (4, 4, 2), (6, 3, 3)])
+def test_heads_that_are_dealt_in_turn_beside_sinks_in_runs_are_told(heads, key_heads, size):
+    """A rank of a team takes every so many heads, and joins the sinks of as many that lie side by side."""
+
+    def attend(q, k, v, call):
+        of = [(head % size, head // size) for head in range(heads)]
+        k = torch.stack([k[:, :, place // (heads // key_heads) * size + rank] for rank, place in of], dim=2)
+        v = torch.stack([v[:, :, place // (heads // key_heads) * size + rank] for rank, place in of], dim=2)
+        every = [[torch.empty_like(x) for _ in range(size)] for x in (k, v)]
+        for into, x in zip(every, (k, v), strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        k, v = (torch.cat(into, dim=1) for into in every)
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        sinks = torch.stack([call.sinks[rank * (heads // size) + place] for rank, place in of])
+        lse = torch.logaddexp(s.logsumexp(-1), sinks[:, None])
+        return torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v), lse
+
+    declared = Capabilities(causal="never", gqa=True, sinks=True, lse=True, gradients=False)
+    case = case_of(heads=heads, key_heads=None if heads == key_heads else key_heads, size=size, sinks=True)
+    scenes, _ = seen(Implementation(attend, "dealt", declared), [case], gradients=False)
+    words = (
+        "grouped heads: an all-to-all deals heads out in turn (rank u has u, u + U, …; U divides ranks and key heads), "
+        "so that query heads meet other key heads than their own"
+    )
+    more = ", and sinks that are dealt out in runs"
+    assert explaining([*library(words), *library(words + more)], scenes) == [words + more]
+
+
 def test_gradients_of_a_key_head_that_come_of_its_last_rank_alone_are_told():
     """What comes of the ranks before is written over."""
 
