@@ -319,3 +319,37 @@ def test_heads_of_branches_that_are_left_in_the_order_of_their_offsets_are_told(
     for gradients in (False, nothing > -math.inf):  # autograd makes NaN of -inf - (-inf)
         scenes, _ = seen(attend, cases, gradients=gradients)
         assert set(explaining(MERGED_BRANCHES, scenes)) == {words}
+
+
+def lost_where_idle(streams):
+    """A rank to whose queries a block adds nothing sends zeros on instead of what others have added."""
+
+    def together(call, every):
+        found = torch.zeros_like(every[0][0])
+        for stream in streams(call.rank, call.world_size):
+            carried = torch.zeros_like(found)
+            for rank in stream:
+                part = every[rank % call.world_size][call.rank]
+                carried = carried + part if part.any() else torch.zeros_like(part)
+            found += carried
+        return found
+
+    return together
+
+
+@pytest.mark.parametrize(
+    ("way", "streams"),
+    [
+        ("", lambda owner, size: [range(owner, owner + size)]),
+        (", in a ring that sends to the left", lambda owner, size: [range(owner, owner - size, -1)]),
+        (", in a ring both ways", lambda owner, size: [
+            [owner], range(owner + 1, owner + size // 2 + 1), range(owner - 1, owner - (size + 1) // 2, -1),
+        ]),
+    ],
+)  # fmt: skip
+def test_gradients_that_are_lost_at_a_rank_that_attends_nothing_are_told(way, streams):
+    """Windows hide whole blocks from ranks that they pass."""
+    cases = [case_of(window=(3, 1), size=4), case_of(window=(5, 0), size=4), case_of(window=(1, 6), size=6)]
+    scenes, _ = seen(attending(lost_where_idle(streams)), cases, gradients=True)
+    says = f"the dk and dv that travel with a block are lost at a rank that attends nothing of it{way}"
+    assert says in explaining(of_gradients(scenes), scenes)

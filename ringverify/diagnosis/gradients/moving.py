@@ -200,6 +200,37 @@ def _to(rows: Ints, x: Array) -> Array:
     return found
 
 
+Stream = Callable[[int, int], Sequence[int]]
+"""The ranks that a block visits one after the other, by owner and number of ranks."""
+
+STREAMS: dict[str, Sequence[Stream]] = {
+    "": [lambda owner, size: [owner + hop for hop in range(size)]],
+    ", in a ring that sends to the left": [lambda owner, size: [owner - hop for hop in range(size)]],
+    ", in a ring both ways": [
+        lambda owner, size: [owner + hop for hop in range(1, size // 2 + 1)],
+        lambda owner, size: [owner - hop for hop in range(1, (size + 1) // 2)],
+    ],
+}
+"""The ways that blocks go, in words: round the ring from their owner, or half round it to either side."""
+
+
+def _lost_on_the_way(streams: Sequence[Stream], names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if a rank that attends nothing of a block hands on none of its gradients."""
+    pairs = terms.pairs
+    gone, size = np.zeros(np.broadcast_shapes(pairs.rank.shape, pairs.owner.shape), dtype=bool), pairs.size
+    if terms.scene.replicated:
+        return {}
+    for owner, stream in itertools.product(range(size), streams):
+        ranks = [rank % size for rank in stream(owner, size)]
+        idle = [
+            number
+            for number, rank in enumerate(ranks)
+            if not pairs.true[:, :, pairs.queries.shards[rank]][..., pairs.keys.shards[owner]].any()
+        ]
+        gone |= np.isin(pairs.rank, ranks[: max(idle, default=0)]) & (pairs.owner == owner)
+    return {name: -y for name, y in terms.sums_over(names, gone).items()}
+
+
 def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
     """Return what changes if a key has what the last writer adds that reads it, from its first key to its last."""
     pairs = terms.pairs
@@ -331,5 +362,8 @@ def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
                 f"{end} rows, as many as that part has"
             )
             yield says, functools.partial(_to_an_end, names, last)
+    for (way, streams), names in itertools.product(STREAMS.items(), WRITTEN):
+        says = f"the {' and '.join(names)} that travel with a block are lost at a rank that attends nothing of it{way}"
+        yield says, functools.partial(_lost_on_the_way, streams, names)
     for (says, order), names in itertools.product(WRITERS.items(), WRITTEN):
         yield f"the {' and '.join(names)} {says}", functools.partial(_written_over, order, names)
