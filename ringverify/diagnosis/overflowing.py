@@ -65,6 +65,9 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """
     if {"out", "lse"} & {*wrong_tensors(scenes[0])}:
         yield Hypothesis(EMPTY_FROM_0, STEPS, judge=functools.partial(_judged_of_maximum, _from_0))
+        for where, empty in EMPTY.items():
+            from_0 = functools.partial(_from_0_beside, empty)
+            yield Hypothesis(EMPTY_FROM_0 + where, STEPS, judge=functools.partial(_judged_of_maximum, from_0))
         for text, rows in _several():
             of_rows = functools.partial(_of_several, *rows)
             yield Hypothesis(EMPTY_BELOW.format(text), STEPS, judge=functools.partial(_judged_of_maximum, of_rows))
@@ -79,6 +82,35 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
 def _from_0(scene: Scene, most: Array) -> Array:
     """What is subtracted from the scores of a row, `(B, H, Nq)`, by their maximum, which is -inf without keys."""
     return np.maximum(most, 0.0)
+
+
+def _from_0_beside(empty: Callable[[Scene], Mask], scene: Scene, most: Array) -> Array:
+    """Likewise, where the largest score of some rank is taken for 0 because it has none."""
+    return np.where(empty(scene), np.maximum(most, 0.0), most)
+
+
+def _without_keys(scene: Scene) -> Mask:
+    return np.array(any(not len(held) for held in scene.shards[1]))
+
+
+def _without_valid_keys(scene: Scene) -> Mask:
+    longest = max(scene.problem.key_lengths or (scene.problem.nk,))
+    return np.array(any(held.min(initial=longest) >= longest for held in scene.shards[1]))
+
+
+def _without_attended_keys(scene: Scene) -> Mask:
+    """Of which rows, `(B, H, Nq)`, some rank has no key to attend."""
+    counts = scene.truth.intermediates.m
+    found: Mask = np.logical_or.reduce([~(counts[..., held] > 0).any(axis=-1) for held in scene.shards[1]])
+    return found
+
+
+EMPTY: dict[str, Callable[[Scene], Mask]] = {
+    ", where a rank holds no keys": _without_keys,
+    ", where a rank holds no keys below the longest key length": _without_valid_keys,
+    ", where a rank has no key for the row": _without_attended_keys,
+}
+"""Where a rank may take 0 for its largest score, in words, and whether that is so of a case or a row."""
 
 
 def _of_several(batches: bool, rank_heads: bool, tile: int | None, scene: Scene, most: Array) -> Array:

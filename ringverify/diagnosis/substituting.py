@@ -12,7 +12,7 @@ import torch
 from ringref.attention import Intermediates, attention, per_query_head
 from ringref.problem import Problem
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
-from ringverify.diagnosis.pairs import Ints, pairs_of
+from ringverify.diagnosis.pairs import Ints, Mask, pairs_of
 from ringverify.diagnosis.reading import finite, unmasked
 from ringverify.diagnosis.scene import Array, Counts, Scene
 from ringverify.diagnosis.where import wrong_tensors
@@ -230,6 +230,57 @@ def _judge_unshifted(with_sinks: bool) -> Callable[[Scene], float | None]:
     return judge
 
 
+LACKING: dict[str, Callable[[Scene], Mask]] = {
+    "of rank 0": lambda scene: _seen_on(scene, 0),
+    "of the last rank": lambda scene: _seen_on(scene, scene.size - 1),
+    "of the own rank": lambda scene: _seen_on_own(scene),
+}
+"""Whose keys a row has to attend for its sink to count, and which rows do, `(B, H, Nq)`."""
+
+
+def _seen_on(scene: Scene, rank: int) -> Mask:
+    found: Mask = np.any(_inner(scene).m[..., scene.shards[1][rank]] > 0, axis=-1)
+    return found
+
+
+def _seen_on_own(scene: Scene) -> Mask:
+    found = np.zeros(_inner(scene).lse.shape, dtype=bool)
+    for rank, held in enumerate(scene.shards[0]):
+        found[..., held] = _seen_on(scene, rank)[..., held]
+    return found
+
+
+def _judge_sinks_of_rows(seen: Callable[[Scene], Mask]) -> Callable[[Scene], float | None]:
+    """Return the judge of sinks that are lost in rows which attend no key of some rank.
+
+    What is left of keys that were taken less than such a sink, which is far above them, is not foretold.
+    """
+
+    def judge(scene: Scene) -> float | None:
+        inner = _inner(scene)
+        if scene.inputs.sinks is None:
+            return None if wrong_tensors(scene) else 0.0
+        if scene.replicated and seen is LACKING["of the own rank"]:
+            return None
+        if any(name not in ("out", "lse") for name in scene.tensors):
+            return None
+        keys = _summed(scene, inner.scores, inner.m, sinks=False)
+        lse = np.where(seen(scene), inner.lse, keys)
+        smallest = np.finfo(np.float64 if scene.pipeline.sums == "float64" else np.float32).tiny
+        with np.errstate(invalid="ignore"):
+            share = np.where(np.isneginf(lse), 0.0, np.exp(inner.lse - lse)).swapaxes(1, 2)[..., None]
+            unsure = (lse != inner.lse) & (keys - scene.inputs.sinks[:, None] < np.log(smallest)) & (keys > -np.inf)
+        out = scene.truth.out * share
+        for rank, held in enumerate(scene.shards[0]):
+            there = unsure[..., held]
+            out[:, held] = np.where(there.swapaxes(1, 2)[..., None], scene.seen("out", rank), out[:, held])
+            if "lse" in scene.tensors:
+                lse[..., held] = np.where(there, scene.seen("lse", rank), lse[..., held])
+        return agree_but_for(scene, {"out": out, "lse": lse})
+
+    return judge
+
+
 PARTIAL: dict[str, tuple[bool, bool]] = {
     "the sums of exponentials": (True, False),
     "the weighted values": (False, True),
@@ -311,6 +362,10 @@ SUBSTITUTED: list[Hypothesis] = [
             judge=_judge_unshifted(with_sinks),
         )
         for with_sinks, text in ((False, "of the scores, as these are"), (True, "of scores and sinks, as these are"))
+    ),
+    *(
+        Hypothesis(f"the sink is lost in rows without a key {text}", STEPS, judge=_judge_sinks_of_rows(seen))
+        for text, seen in LACKING.items()
     ),
     *(Hypothesis(f"lse {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
 ]

@@ -295,6 +295,52 @@ def test_a_maximum_that_is_not_that_of_a_row_is_told(text):
     assert next(one.sentence() for one in found if all(one.explains(scene) == 0.0 for scene in scenes)) == text
 
 
+@pytest.mark.parametrize(
+    ("where", "begins_at_0"),
+    [
+        (", where a rank holds no keys", lambda case, held: any(not len(keys) for keys in held)),
+        (", where a rank holds no keys below the longest key length",
+         lambda case, held: any((keys >= max(case.problem.key_lengths or (99,))).all() for keys in held)),
+    ],
+)  # fmt: skip
+def test_a_maximum_of_a_rank_without_keys_that_is_taken_for_0_is_told(where, begins_at_0):
+    """The largest score of all ranks is at least 0 then."""
+
+    def attend(q, k, v, call):
+        held = [torch.arange(call.problem.nk)[rank :: call.world_size] for rank in range(call.world_size)]
+        most = len(held[0])
+        every = [[torch.empty(x.size(0), most, *x.shape[2:]) for _ in held] for x in (k, v)]
+        for into, x in zip(every, (k, v), strict=True):
+            padded = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, most - x.size(1)))
+            dist.all_gather(into, padded.contiguous(), group=call.group)
+        k, v = (torch.cat([x[:, : len(keys)] for x, keys in zip(into, held, strict=True)], dim=1) for into in every)
+        lengths = torch.tensor(call.key_lengths or (call.problem.nk,) * q.size(0))
+        hidden = torch.cat(held) >= lengths[:, None]
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        s = s.masked_fill(hidden[:, None, None], -math.inf)
+        top = s.amax(-1, keepdim=True)
+        top = top.clamp(min=0.0) if begins_at_0(call, held) else top
+        weights = (s - top).exp()
+        total = weights.sum(-1)
+        out = torch.einsum("bhqk,bkhd->bqhd", weights / torch.where(total == 0, 1.0, total)[..., None], v)
+        return out, top[..., 0] + total.log()
+
+    declared = Capabilities(
+        sharding="striped", causal="never", lse=True, key_lengths=True, cross_lengths=True, empty_shards=True,
+        uneven=True, gradients=False,
+    )  # fmt: skip
+    low = {"size": 3, "sharding": "striped", "values": "large_scores", "batch": 2}
+    cases = [
+        case_of(**low, key_length=n, key_lengths=lengths, seed=seed)
+        for n, lengths in ((1, None), (2, None), (3, None), (4, (2, 1)))
+        for seed in range(5)
+    ]
+    scenes, _ = seen(Implementation(attend, "shared maximum", declared), cases, gradients=False)
+    found = overflowing.hypotheses([scene for scene in scenes if wrong_tensors(scene)])
+    names = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
+    assert names[0] == f"the running maximum begins at 0: rows whose scores lie far below it are empty{where}"
+
+
 @pytest.mark.parametrize("failing", [True, False])
 def test_rules_that_fit_are_told_apart_by_further_cases(failing):
     """By one that fails and that only one of them explains, or one that passes and that only one predicts."""

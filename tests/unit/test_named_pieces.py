@@ -668,6 +668,34 @@ def test_a_maximum_of_the_latest_block_that_ends_as_0_is_told():
     assert explaining(library(says) + library(says + more), scenes) == [says + more]
 
 
+@pytest.mark.parametrize("whose", ["of rank 0", "of the last rank", "of the own rank"])
+def test_sinks_that_are_lost_without_a_key_of_a_rank_are_told(whose):
+    """One rank brings them in, and clears rows of which it has nothing."""
+
+    def attend(q, k, v, call):
+        last, n = call.world_size - 1, k.size(1)
+        rank = {"of rank 0": 0, "of the last rank": last, "of the own rank": call.rank}[whose]
+        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
+        for into, x in zip(every, (k, v), strict=True):
+            dist.all_gather(into, x.contiguous(), group=call.group)
+        k, v = (torch.cat(into, dim=1) for into in every)
+        i, j = call.positions[:, None] + call.problem.nk - call.problem.nq, torch.arange(k.size(1))
+        seen = (j >= i - call.window[0]) & (j <= i + call.window[1])
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(~seen, -math.inf)
+        there = seen[:, rank * n : rank * n + n].any(1)
+        lse = torch.logaddexp(s.logsumexp(-1), call.sinks[:, None].masked_fill(~there, -math.inf))
+        return torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp(), v), lse
+
+    declared = Capabilities(
+        causal="never", window=True, sinks=True, lse=True, cross_lengths=True, uneven=True, gradients=False
+    )
+    shapes = [((1, 0), 2, 6), ((0, 0), 3, 6)] if whose == "of the own rank" else [((2, 1), 3, 12), ((1, 4), 4, 12)]
+    cases = [case_of(window=window, sinks=True, size=size, query_length=n, key_length=12) for window, size, n in shapes]
+    scenes, _ = seen(Implementation(attend, "brought in", declared), cases, gradients=False)
+    found = [text for text in explaining(SUBSTITUTED, scenes) if text.startswith("the sink is lost")]
+    assert found == [f"the sink is lost in rows without a key {whose}"]
+
+
 def test_a_mask_before_the_softcap_is_told_beside_sinks():
     """They take a part of the weight, and have a gradient."""
 
