@@ -13,6 +13,7 @@ import torch
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
+from ringverify.check.explaining import held_against_others, when_it_fails
 from ringverify.check.hunting import hunt
 from ringverify.check.searching import Hunt
 from ringverify.faults.catalogue import MUTANTS
@@ -52,6 +53,16 @@ def test_another_mode_that_gives_something_else_is_found_where_training_is_right
     assert summary in shown.violation.summary
     assert shown.case.world_size <= 2
     assert shown.case.problem.nq <= 2
+
+
+def test_how_a_call_has_to_be_made_is_said_with_what_else_it_takes():
+    """Among other calls of the smallest case, those fail where k requires no gradient."""
+    shown = hunted(MUTANTS["O142"].implementation).counterexample
+    assert shown is not None
+    there = Runner(MUTANTS["O142"].implementation, SimulatedWorld())
+    needs = held_against_others(there, shown.violation, when_it_fails(MODES, there, shown.case, shown.violation), ())
+    assert needs.told().requires[0] == "v that requires a gradient, and k that requires none"
+    assert needs.told().requires[1:] != ()
 
 
 @pytest.mark.parametrize(

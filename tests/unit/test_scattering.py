@@ -7,6 +7,8 @@ import pytest
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
+from ringverify.diagnosis.when.board import Board
+from ringverify.diagnosis.when.conditions import Placed
 from ringverify.diagnosis.when.needs import needs
 from ringverify.diagnosis.when.scattering import held_against_runs
 from ringverify.implementation import Capabilities
@@ -68,6 +70,64 @@ def test_a_relation_without_words_is_no_matter_of_nothing():
 
     _, after = said(fails, {"query_length": 5, "causal": True}, size=2)
     assert not {"length", "ranks", "documents", "masks"} & set(after.irrelevant)
+
+
+def test_that_nothing_is_attended_is_no_reason():
+    """Windows and documents that hide all keys hide the fault too: no condition has to explain that."""
+
+    def fails(case):
+        attended = Placed.of(case, DECLARED).attended
+        return case.problem.causal and case.world_size >= 3 and bool(attended.any())
+
+    _, after = said(fails, {"query_length": 4, "causal": True})
+    assert texts(after) == ["causal", "at least 3 ranks"]
+
+
+def test_reasons_that_go_together_are_told_apart_among_all_cases_that_were_drawn():
+    """Where a rank holds three documents, there are three, and a mask hides a part of a block."""
+
+    def fails(case):
+        p, held = case.problem, Placed.of(case, DECLARED).keys
+        spans = list(itertools.pairwise(p.documents or (0,)))
+        return any(sum(bool(((rows >= a) & (rows < b)).any()) for a, b in spans) > 2 for rows in held)
+
+    _, after = said(fails, {"query_length": 6, "documents": (0, 1, 2, 6)}, size=2)
+    assert texts(after) == ["3 documents or more on a rank"]
+    assert share_foretold(after, fails) == 1
+
+
+def board_of(cases, runs):
+    """A board with cases of which some were run."""
+    board = Board(DECLARED)
+    board.add([*runs, *cases], runs)
+    return board
+
+
+def test_a_condition_that_few_runs_lack_alone_is_left_out_next():
+    """Of two conditions, one was left out twice and the other once."""
+
+    def case(n, *, causal, size):
+        return Case(problem=Problem(query_length=n, causal=causal), world_size=size, values="normal")
+
+    runs = {case(n, causal=True, size=size): size > 2 for n in (6, 7, 8) for size in (2, 3, 4)}
+    runs |= {case(n, causal=False, size=3): False for n in (6, 7)}
+    left = [case(9, causal=causal, size=size) for causal, size in ((False, 2), (True, 2), (False, 4))]
+    board = board_of(left, runs)
+    assert sorted(one.text for one in board.explanation(runs)) == ["at least 3 ranks", "causal"]
+    assert board.lacking_one(runs, ()) == left[2]
+    assert board.lacking_one(runs, (left[2],)) == left[1]
+    assert board.lacking_one(runs, (left[1], left[2])) is None  # what lacks both teaches little
+
+
+def test_the_case_that_is_least_like_those_that_failed_is_run_next():
+    """It meets what is said, and lacks most of what else they have in common; one that lacks nothing is no use."""
+    plain = Case(problem=Problem(query_length=6, causal=True, window=(1, 0)), world_size=3, values="normal")
+    runs = {plain.replace(window=(left, 0), world_size=size): size > 2 for left in (1, 2) for size in (2, 3)}
+    alike, least = plain.replace(seed=plain.seed + 1), plain.replace(window=None, causal=False)
+    board = board_of([alike, plain.replace(window=(3, 1)), least], runs)
+    assert [one.text for one in board.explanation(runs)] == ["at least 3 ranks"]
+    assert board.least_alike(runs, ()) == least
+    assert board_of([alike], runs).least_alike(runs, ()) is None
 
 
 @pytest.mark.parametrize("values", ["large_scores", "normal"])
