@@ -26,8 +26,8 @@ def irregular(here, owner):
 
 
 EXAMPLE = (
-    "on 3 ranks, what the queries of rank 2 add to that of rank 0 and what the queries of rank 0 add to that of rank "
-    "1, and more"
+    "by no rule that is known: for example on 3 ranks, what the queries of rank 2 add to that of rank 0 and what the "
+    "queries of rank 0 add to that of rank 1, and more"
 )
 COUNTED = {
     "a part of dv is lost": lambda here, there: (1, 0 if there else 1),
@@ -42,7 +42,7 @@ def test_pieces_of_gradients_that_count_otherwise_are_told(words):
     cases = [case_of(size=size, query_length=3 * size, head_dim=5) for size in (5, 4, 3)]
     steps = replace(STEPS, times_in_part=lambda here, hop, owner: COUNTED[words](here, irregular(here, owner)))
     scenes, _ = seen(Implementation(ring_of(steps), "in part", EVERYTHING), cases, gradients=True)
-    assert explaining(piecewise.hypotheses(scenes), scenes) == [f"{words}: {EXAMPLE}"]
+    assert explaining(piecewise.hypotheses(scenes), scenes) == [f"{words}, {EXAMPLE}"]
 
 
 class Gathered(torch.autograd.Function):
@@ -151,7 +151,7 @@ ELSEWHERE = {
     "dk and dv arrive elsewhere: on 2 ranks, what lies by batch entry and rank is taken by rank and batch entry": (
         by_batch_entry, [case_of(size=size, batch=2, head_dim=6) for size in (3, 2)]
     ),
-    "dk and dv arrive elsewhere: on 3 ranks, that of rank 2 arrives at rank 0": (
+    "dk and dv arrive elsewhere: for example on 3 ranks, that of rank 2 arrives at rank 0": (
         lambda x, size: x.unflatten(1, (size, -1)).transpose(0, 1)[[2, 0, 1, *range(3, size)]],
         [case_of(size=size, head_dim=6) for size in (4, 3)],
     ),

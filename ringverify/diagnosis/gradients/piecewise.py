@@ -263,16 +263,19 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         if (example := _first_that_fits(terms, change)) is not None:
             parts = ((name, _counted_otherwise(name, factor, example)) for name in names)
             here = next(_example(name, found) for name, found in parts if found)
-            yield read_off(f"a part of {' and '.join(names)} {says}: on {example.scene.size} ranks, {here}", change)
+            what = f"a part of {' and '.join(names)} {says}, by no rule that is known"
+            yield read_off(f"{what}: for example on {example.scene.size} ranks, {here}", change)
     if names and set(names) <= {"dk", "dv"}:
         for whole in (True, False):
             change = functools.partial(_arrived, names, whole)
             if (example := _first_that_fits(terms, change)) is not None:
                 moves = _moves(names, whole, example) or []
-                how = _in_order(moves, example) or next(str(one) for one in moves if one.elsewhere)
+                order = _in_order(moves, example)
+                how = order or next(str(one) for one in moves if one.elsewhere)
                 what = f"{'' if whole else 'a part of '}{' and '.join(names)}"
                 arrives = "arrive" if whole and len(names) > 1 else "arrives"
-                yield read_off(f"{what} {arrives} elsewhere: on {example.scene.size} ranks, {how}", change)
+                there = "" if order else "for example "
+                yield read_off(f"{what} {arrives} elsewhere: {there}on {example.scene.size} ranks, {how}", change)
 
 
 def _in_order(moves: Sequence[Move], terms: Terms) -> str | None:
