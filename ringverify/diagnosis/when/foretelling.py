@@ -61,6 +61,9 @@ ALONE = 4
 DRAWN = 300
 """Further cases that are drawn for each condition that was said, of which those that lack it are judged by a cause."""
 
+EACH = 4
+"""Variants of a case in one factor that may be judged so, at most: other cases have others."""
+
 BELOW = 40
 """Cases that are judged by a cause for each condition that was said, and lack it."""
 
@@ -305,7 +308,7 @@ def _without_one(
         ends = x.left() - (x.left() - until) / (len(several) - number)  # each has its share of the time
         others = [one for one in explanation if one is not condition]
         scattered = itertools.islice(x.scattered(failing, draw, cotangents=foretells.gradients), DRAWN)
-        for cases in (_beyond(x, condition, draw.sample(failing, len(failing))), scattered):
+        for cases in (_beyond(x, condition, draw.sample(failing, len(failing)), draw), scattered):
             below = 0
             for case in cases:
                 if below == BELOW or x.left() <= ends:
@@ -317,11 +320,15 @@ def _without_one(
     return None
 
 
-def _beyond(x: Exploration, condition: Condition, failing: Sequence[Case]) -> Iterator[Case]:
-    """Yield cases that do not meet a condition, made of ones that fail: with their masks and sharding, and others."""
+def _beyond(x: Exploration, condition: Condition, failing: Sequence[Case], draw: random.Random) -> Iterator[Case]:
+    """Yield cases that do not meet a condition, made of ones that fail: with their masks and sharding, and others.
+
+    What masks hide depends on the length and the ranks as well.
+    """
     for base in failing:
-        for factor in changing(condition):
-            for one in x.varying.of(base, factor) if factor in x.varying.factors else ():
+        for factor in dict.fromkeys((*changing(condition), "length", "ranks")):
+            variants = x.varying.of(base, factor) if factor in x.varying.factors else []
+            for one in draw.sample(variants, min(len(variants), EACH)):
                 names = ["sharding", *(name for name in MASKS if getattr(one.problem, name))]
                 several = [one, *(other for name in names for other in x.varying.of(one, name))]
                 yield from (other for other in several if not x.met(other, [condition]))
