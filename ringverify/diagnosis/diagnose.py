@@ -412,7 +412,7 @@ class _Inquiry:
                 continue
             scene = _seen(self._observe, case, self._capabilities)
             if scene is not None and comparable(scene):
-                named = [one for one in named if one.stands(scene)] or named
+                named = _refuted(named, iter([scene]))
         return named
 
     def _measured(self, named: list[Standing]) -> list[Standing]:

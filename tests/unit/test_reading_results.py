@@ -3,22 +3,28 @@
 import functools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from ringref.pattern import multiplicity as pattern_of
 from ringref.problem import Problem
+from ringref.sharding import key_positions
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.diagnosis import reading
-from ringverify.diagnosis.diagnose import diagnose
+from ringverify.diagnosis.diagnose import _Inquiry, diagnose
+from ringverify.diagnosis.masks.made import MADE
 from ringverify.diagnosis.pairs import Pairs
 from ringverify.diagnosis.parts import PARTS
 from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.standing import Standing
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.diagnosis.when.needs import Needs, Requirement
+from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import sinks_of
 from ringverify.faults.place import Block, Partial
@@ -327,6 +333,59 @@ def test_a_rule_has_one_part_of_queries_and_one_of_keys():
     assert {part.limits for part in next(reading.rules([one], [])).parts} == {"blocks", "queries"}
     for rule in reading.rules([two], []):
         assert len({part.limits for part in rule.parts}) == len(rule.parts)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_causes_of_which_one_says_more_are_parted_by_a_case_that_only_one_says_fails(everywhere):
+    """Positions that are wrong in every mask, or in key_lengths alone: another mask tells, which no case had so far."""
+    where = "with {}keys at positions counted from the rank times the longest shard"
+    texts = (f"the mask is made {where.format('queries and ')}", f"key_lengths are compared {where.format('')}")
+    made = [next(one for one in MADE if one.text == text) for text in texts]
+    both = [Standing(reading.hypothesis_of(reading.Rule(one, ()), "always"), 0.0) for one in made]
+    kept = made[0 if everywhere else 1]
+
+    def attend(q, k, v, call):
+        counts = np.asarray(
+            kept.counts(Pairs(Scene(Case(problem=call.problem, world_size=call.world_size), EVERYTHING, None)))
+        )
+        k, v = (torch.cat(gathered(x, call), dim=1) for x in (k, v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        here = torch.tensor(counts).expand(1, q.size(2), call.problem.nq, k.size(1))[:, :, call.positions]
+        s = s.masked_fill(here == 0, -math.inf)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1).nan_to_num(), v)
+
+    alone = case_of(query_length=9, key_lengths=(8,), heads=1)
+    with_a_mask = case_of(causal=True, query_length=6, key_length=9, heads=1)
+    declared = replace(EVERYTHING, lse=False, lse_gradient=False, gradients=False)
+    runner = Runner(Implementation(attend, "at other positions", declared), SimulatedWorld())
+    run = functools.partial(runner.run, gradients=False)
+    asked = []
+
+    def observe(case):
+        asked.append(case)
+        return run(case)
+
+    inquiry = SimpleNamespace(
+        _smallest=Scene(alone, declared, run(alone)), _capabilities=declared, _seconds=60.0, _observe=observe,
+        _patience_of=lambda seconds: SimpleNamespace(left=lambda: 1.0),
+    )  # fmt: skip
+    plain = case_of(heads=1)  # none of them says that it fails: it is not run
+    found = SimpleNamespace(
+        failing=lambda: [alone], scattered=lambda cases, draw, cotangents: iter([plain, with_a_mask, plain])
+    )
+    assert wrong_tensors(inquiry._smallest)
+    assert all(one.stands(inquiry._smallest) for one in both)
+    assert _Inquiry._parted(inquiry, both, found) == [both[0 if everywhere else 1]]
+    assert asked == [with_a_mask]
+
+
+def gathered(x, call):
+    """All ranks' rows; contiguous shards differ by one row at most."""
+    most = -(-(call.problem.nk) // call.world_size)
+    parts = [x.new_empty(x.size(0), most, *x.shape[2:]) for _ in range(call.world_size)]
+    dist.all_gather(parts, torch.nn.functional.pad(x, (0, 0, 0, 0, 0, most - x.size(1))), group=call.group)
+    counts = [len(held) for held in key_positions("contiguous", call.problem.nk, call.world_size)]
+    return [part[:, :count] for part, count in zip(parts, counts, strict=True)]
 
 
 def test_a_part_needs_more_wrong_counts_than_one():
