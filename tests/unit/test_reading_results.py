@@ -345,9 +345,8 @@ def test_causes_of_which_one_says_more_are_parted_by_a_case_that_only_one_says_f
     kept = made[0 if everywhere else 1]
 
     def attend(q, k, v, call):
-        counts = np.asarray(
-            kept.counts(Pairs(Scene(Case(problem=call.problem, world_size=call.world_size), EVERYTHING, None)))
-        )
+        pairs = Pairs(Scene(Case(problem=call.problem, world_size=call.world_size), EVERYTHING, None))
+        counts = pairs.true if (changed := kept.counts(pairs)) is None else np.array(changed)
         k, v = (torch.cat(gathered(x, call), dim=1) for x in (k, v))
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
         here = torch.tensor(counts).expand(1, q.size(2), call.problem.nq, k.size(1))[:, :, call.positions]
