@@ -221,9 +221,9 @@ def said(
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
     else:
         requires.append(beyond)
-    about = {*turning, *exploration.undecided}.union(
-        *(one.factors for one in explanation), ("scale",) if "values" in certain else ()
-    )
+    # What passes with some values may do so with some scales, which make scores as small.
+    of_values = ("scale",) if "values" in {*certain, *turning} else ()
+    about = {*turning, *exploration.undecided}.union(*(one.factors for one in explanation), of_values)
     failing = [one for one, failed in exploration.runs.items() if failed]
     about |= _standing_in(failing, about)
     if len({one.problem.dtype in HALF for one in failing}) < len({dtype in HALF for dtype in capabilities.dtypes}):
