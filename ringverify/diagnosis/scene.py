@@ -144,8 +144,8 @@ class Scene:
     @functools.cached_property
     def worst_first(self) -> list[int]:
         """The ranks, those that are furthest from right first: a wrong prediction is soonest refuted there."""
-        worst = [max(self.margins(name, rank).max(initial=0) for name in self.tensors) for rank in range(self.size)]
-        return sorted(range(self.size), key=worst.__getitem__, reverse=True)
+        margins = [[self.margins(name, rank).max(initial=0) for name in self.tensors] for rank in range(self.size)]
+        return sorted(range(self.size), key=lambda rank: max(margins[rank], default=0), reverse=True)
 
     def seen(self, name: TensorName, rank: int) -> Array:
         """Return what a rank did return."""

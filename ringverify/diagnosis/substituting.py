@@ -363,9 +363,9 @@ SUBSTITUTED: list[Hypothesis] = [
         )
         for with_sinks, text in ((False, "of the scores, as these are"), (True, "of scores and sinks, as these are"))
     ),
+    *(Hypothesis(f"lse {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
     *(
         Hypothesis(f"the sink is lost in rows without a key {text}", STEPS, judge=_judge_sinks_of_rows(seen))
         for text, seen in LACKING.items()
     ),
-    *(Hypothesis(f"lse {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
 ]

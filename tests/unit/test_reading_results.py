@@ -218,7 +218,10 @@ def sinks_of_the_next(here, whole, joined):
 
 
 SUBSTITUTES = {
-    "lse is -inf in rows without keys, though there are sinks": (of_sinks(empty_without), {"key_lengths": (0, 9)}),
+    "lse is -inf in rows without keys, though there are sinks": (
+        of_sinks(empty_without),
+        {"key_lengths": (0, 9), "window": (1, 1)},
+    ),
     "each head takes the sink of the next head": (of_sinks(sinks_of_the_next), {}),
 }
 
