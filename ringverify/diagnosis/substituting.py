@@ -244,8 +244,9 @@ def _seen_on(scene: Scene, rank: int) -> Mask:
 
 
 def _seen_on_own(scene: Scene) -> Mask:
-    found = np.zeros(_inner(scene).lse.shape, dtype=bool)
-    for rank, held in enumerate(scene.shards[0]):
+    """Of replicated queries all do: every rank has all rows."""
+    found = np.full(_inner(scene).lse.shape, scene.replicated)
+    for rank, held in enumerate(() if scene.replicated else scene.shards[0]):
         found[..., held] = _seen_on(scene, rank)[..., held]
     return found
 
@@ -260,8 +261,6 @@ def _judge_sinks_of_rows(seen: Callable[[Scene], Mask]) -> Callable[[Scene], flo
         inner = _inner(scene)
         if scene.inputs.sinks is None:
             return None if wrong_tensors(scene) else 0.0
-        if scene.replicated and seen is LACKING["of the own rank"]:
-            return None
         if any(name not in ("out", "lse") for name in scene.tensors):
             return None
         keys = _summed(scene, inner.scores, inner.m, sinks=False)

@@ -38,7 +38,7 @@ from ringverify.diagnosis.masks.positions import (
 )
 from ringverify.diagnosis.masks.skips import WHOSE, skipped, ways_to_leave_unmasked, ways_to_skip
 from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_judge_tiles, ways_to_pad, ways_to_split
-from ringverify.diagnosis.masks.windows import ways_to_bound_striped_rows, ways_to_lay_one_end, ways_to_lay_windows
+from ringverify.diagnosis.masks.windows import ways_to_bound_striped_blocks, ways_to_lay_one_end, ways_to_lay_windows
 from ringverify.diagnosis.pairs import (
     CONSTRAINTS,
     NOT_COMPUTED,
@@ -157,7 +157,7 @@ def _made() -> Iterator[Otherwise]:
         whose = f"the causal mask is made as if the block were that of {text}"
         yield Otherwise(whose, functools.partial(_as_block, of), 1)
     yield from ways_to_lay_windows()
-    yield from ways_to_bound_striped_rows()
+    yield from ways_to_bound_striped_blocks()
     yield from ways_to_fetch_halos()
     for number in ("hop", "owner"):
         says = f"the causal mask of a block is chosen by its {number} and the rank in the world, not that in the group"

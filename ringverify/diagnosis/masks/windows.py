@@ -59,8 +59,8 @@ def ways_to_lay_windows() -> Iterator[Otherwise]:
         yield Otherwise(says, functools.partial(_in_units, ends, of, to), 0.75)
 
 
-def ways_to_bound_striped_rows() -> Iterator[Otherwise]:
-    """Yield masks whose last row of a striped block is computed by another division."""
+def ways_to_bound_striped_blocks() -> Iterator[Otherwise]:
+    """Yield masks of which a striped block has other rows, by its division, or none, by how far it is away."""
     says = "the last row of a striped block that a query attends is rounded towards 0: its first row where it is none"
     for reached, which in {False: "", True: ", in blocks of ranks that the window reaches"}.items():
         yield Otherwise(says + which, functools.partial(_first_row_for_none, reached), 0.5 + 0.25 * reached)
