@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
@@ -21,6 +22,13 @@ def case_of(*, size=3, sharding="contiguous", seed=1, cotangent="out", values="n
     plain = {"query_length": 12, "heads": 2, "head_dim": 3}
     problem = Problem(**plain | problem)
     return Case(problem=problem, world_size=size, sharding=sharding, values=values, cotangent=cotangent, seed=seed)
+
+
+def of_all_ranks(x, call):
+    """The same of every rank."""
+    found = [torch.empty_like(x).contiguous() for _ in range(call.world_size)]
+    dist.all_gather(found, x.contiguous(), group=call.group)
+    return found
 
 
 def seen(implementation, cases, *, gradients):

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
-from mechanisms import case_of, explaining, library, of_gradients, seen
+from mechanisms import case_of, explaining, library, of_all_ranks, of_gradients, seen
 
 from ringref.problem import Dilation
 from ringref.sharding import pieces
@@ -34,13 +33,6 @@ class Gathered(torch.autograd.Function):
         """Of what each rank adds to each shard, by rank and owner."""
         every = [one.chunk(ctx.call.world_size, dim=1) for one in of_all_ranks(gradient, ctx.call)]
         return ctx.together(ctx.call, every), None, None
-
-
-def of_all_ranks(x, call):
-    """The same of every rank."""
-    found = [torch.empty_like(x).contiguous() for _ in range(call.world_size)]
-    dist.all_gather(found, x.contiguous(), group=call.group)
-    return found
 
 
 def attending(together):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, explaining, library, of_gradients, seen
+from mechanisms import case_of, explaining, library, of_all_ranks, of_gradients, seen
 
 from ringref import pattern
 from ringref.problem import Dilation
@@ -73,10 +73,7 @@ def test_heads_that_are_dealt_in_turn_beside_sinks_in_runs_are_told(heads, key_h
         of = [(head % size, head // size) for head in range(heads)]
         k = torch.stack([k[:, :, place // (heads // key_heads) * size + rank] for rank, place in of], dim=2)
         v = torch.stack([v[:, :, place // (heads // key_heads) * size + rank] for rank, place in of], dim=2)
-        every = [[torch.empty_like(x) for _ in range(size)] for x in (k, v)]
-        for into, x in zip(every, (k, v), strict=True):
-            dist.all_gather(into, x.contiguous(), group=call.group)
-        k, v = (torch.cat(into, dim=1) for into in every)
+        k, v = (torch.cat(of_all_ranks(x, call), dim=1) for x in (k, v))
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
         sinks = torch.stack([call.sinks[rank * (heads // size) + place] for rank, place in of])
         lse = torch.logaddexp(s.logsumexp(-1), sinks[:, None])
@@ -308,12 +305,9 @@ def test_a_maximum_of_a_rank_without_keys_that_is_taken_for_0_is_told(where, beg
 
     def attend(q, k, v, call):
         held = [torch.arange(call.problem.nk)[rank :: call.world_size] for rank in range(call.world_size)]
-        most = len(held[0])
-        every = [[torch.empty(x.size(0), most, *x.shape[2:]) for _ in held] for x in (k, v)]
-        for into, x in zip(every, (k, v), strict=True):
-            padded = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, most - x.size(1)))
-            dist.all_gather(into, padded.contiguous(), group=call.group)
-        k, v = (torch.cat([x[:, : len(keys)] for x, keys in zip(into, held, strict=True)], dim=1) for into in every)
+        padded = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, len(held[0]) - x.size(1))) for x in (k, v))
+        every = (zip(of_all_ranks(x, call), held, strict=True) for x in padded)
+        k, v = (torch.cat([x[:, : len(keys)] for x, keys in each], dim=1) for each in every)
         lengths = torch.tensor(call.key_lengths or (call.problem.nk,) * q.size(0))
         hidden = torch.cat(held) >= lengths[:, None]
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, explaining, library, of_gradients, seen, where
+from mechanisms import case_of, explaining, library, of_all_ranks, of_gradients, seen, where
 
 from ringref.problem import Dilation
 from ringref.sharding import key_positions, pieces
@@ -644,9 +644,7 @@ def test_a_maximum_of_the_latest_block_that_ends_as_0_is_told():
     def attend(q, k, v, call):
         top, total = torch.full((*q.shape[:2], q.size(2)), -math.inf), torch.zeros(q.shape[:3])
         sums = torch.zeros(*q.shape[:3], v.size(-1))
-        keys, values = ([torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v))
-        for into, x in ((keys, k), (values, v)):
-            dist.all_gather(into, x.contiguous(), group=call.group)
+        keys, values = (of_all_ranks(x, call) for x in (k, v))
         for hop in range(call.world_size):
             owner = (call.rank - hop) % call.world_size
             s = call.scale * torch.einsum("bqhd,bkhd->bqhk", q, keys[owner])
@@ -675,10 +673,7 @@ def test_sinks_that_are_lost_without_a_key_of_a_rank_are_told(whose):
     def attend(q, k, v, call):
         last, n = call.world_size - 1, k.size(1)
         rank = {"of rank 0": 0, "of the last rank": last, "of the own rank": call.rank}[whose]
-        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
-        for into, x in zip(every, (k, v), strict=True):
-            dist.all_gather(into, x.contiguous(), group=call.group)
-        k, v = (torch.cat(into, dim=1) for into in every)
+        k, v = (torch.cat(of_all_ranks(x, call), dim=1) for x in (k, v))
         i, j = call.positions[:, None] + call.problem.nk - call.problem.nq, torch.arange(k.size(1))
         seen = (j >= i - call.window[0]) & (j <= i + call.window[1])
         s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(~seen, -math.inf)
