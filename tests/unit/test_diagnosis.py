@@ -282,7 +282,16 @@ CONDITIONAL = {
     "scale applied twice, from hop 2 on": (
         where(lambda q, call: True, fault("O15"), hops=lambda here, hop, owner: hop >= 2), case_of(), False, []
     ),
-    "the weights of the merge are exchanged, at the last hop only": (
+    "scale applied twice, from hop 2 on, in a ring that sends to the left": (
+        where(lambda q, call: True, fault("O15"), hops=lambda here, hop, owner: 0 < hop < here.size - 1),
+        case_of(), False, []
+    ),
+    "scale applied twice, on the blocks of the ranks on either side only": (
+        where(lambda q, call: True, fault("O15"), hops=lambda here, hop, owner: hop in {1, here.size - 1} - {0}),
+        case_of(), False, []
+    ),
+    "the weights of the merge are exchanged, on the next rank's block only (the last hop of a ring that sends to the "
+    "right)": (
         where(lambda q, call: True, fault("O04"), hops=lambda here, hop, owner: 0 < hop == here.size - 1),
         case_of(), False, []
     ),

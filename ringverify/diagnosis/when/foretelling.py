@@ -308,7 +308,9 @@ def _without_one(
         ends = x.left() - (x.left() - until) / (len(several) - number)  # each has its share of the time
         others = [one for one in explanation if one is not condition]
         scattered = itertools.islice(x.scattered(failing, draw, cotangents=foretells.gradients), DRAWN)
-        for cases in (_beyond(x, condition, draw.sample(failing, len(failing)), draw), scattered):
+        bases = draw.sample(failing, len(failing))
+        short = (one for base in bases for one in x.varying.too_short(base))
+        for cases in (short, _beyond(x, condition, bases, draw), scattered):
             below = 0
             for case in cases:
                 if below == BELOW or x.left() <= ends:

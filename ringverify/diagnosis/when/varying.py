@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ SHORT = 12
 SHORTENED = 0.75
 """Share of scattered cases whose lengths are drawn anew."""
 
+EMPTY = 0.5
+"""Share of these that may leave a rank empty, though the case that they are made of does not."""
+
 BARE = 0.3
 """Share of scattered cases that begin without masks: another one may do what theirs did."""
 
@@ -36,6 +40,9 @@ SCATTERED = (
     (("cotangent",), 1),
 )
 """Factors that scattered cases differ in, with how many of them at most: those that decide who attends what."""
+
+RARELY = ("world_size", "query_length", "key_length", "window", "documents", "key_lengths", "heads", "key_heads", "sharding")
+"""Fields by whose values a case is drawn of which another one is made."""
 
 CAPS = (1.0, 5.0, 30.0)
 """Softcaps of scattered cases: with the largest, a key whose score is its negative has no weight in most dtypes."""
@@ -206,13 +213,13 @@ class Varying:
     def scattered(self, cases: Sequence[Case], draw: random.Random) -> Iterator[Case]:
         """Yield small cases without end: one of the cases with a few factors and the lengths changed at once."""
         while True:
-            one = draw.choice(cases)
+            one = _one_of(cases, draw)
             if draw.random() < BARE:
                 one = self.without(one, MASKS) or one
             nq, nk = (draw.randint(1, SHORT) for _ in range(2))
             if draw.random() < SHORTENED:
-                longer = _stretched(one, nq, nk if self.c.cross_lengths else nq)
-                one = next(iter(self._allowed(one, longer)), one)
+                stretched = _stretched(one, nq, nk if self.c.cross_lengths else nq)
+                one = next(iter(self._allowed(one, stretched, empty=draw.random() < EMPTY)), one)
             masks, rest, cotangent = (draw.sample(some, draw.randint(0, most)) for some, most in SCATTERED)
             for factor in (*masks, *rest, *cotangent):
                 one = draw.choice([one, *self.of(one, factor)])
@@ -247,12 +254,18 @@ class Varying:
         absent = {name: False if name == "causal" else None for name in factors if getattr(case.problem, name)}
         return next(iter(self._allowed(case, _with(case, **absent))), None)
 
-    def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
-        """Return what is declared of the variants, can be made, and leaves no rank empty unless the case does."""
+    def _allowed(self, case: Case, variants: Iterable[Case], *, empty: bool = False) -> list[Case]:
+        """Return what is declared of the variants and can be made.
+
+        Args:
+            case: the case.
+            variants: the variants.
+            empty: whether they may leave a rank empty though the case does not.
+        """
         found: dict[Case, Case] = {}
         for one in variants:
             one = fitted(one, self.c)
-            possible = (_full(one) or not _full(case)) and (one.values != "selectors" or selectable(one))
+            possible = (empty or _full(one) or not _full(case)) and (one.values != "selectors" or selectable(one))
             if possible and one.world_size in self.sizes and why_unsupported(one, self.c) is None:
                 found.setdefault(_in_short(one), one)
         found.pop(_in_short(case), None)
@@ -446,6 +459,18 @@ class Varying:
     def _more_batch(self, case: Case) -> Iterator[Case]:
         now = case.problem.batch
         return self._batches(case, (now + 1, now + 2) if now < 3 else ())
+
+
+def _one_of(cases: Sequence[Case], draw: random.Random) -> Case:
+    """Return one of the cases: a field is drawn, then one of the values that they have there, then a case with it.
+
+    So what few of them have is drawn as often as what most have.
+    """
+    field = draw.choice(RARELY)
+    by_value = defaultdict[object, list[Case]](list)
+    for case in cases:
+        by_value[getattr(case if hasattr(case, field) else case.problem, field)].append(case)
+    return draw.choice(draw.choice(list(by_value.values())))
 
 
 def effort(case: Case) -> int:
