@@ -174,6 +174,15 @@ class Placed:
         sides = itertools.product(self.queries, self.keys)
         return [self.pairs[:, :, rows][..., keys] for rows, keys in sides if len(rows) and len(keys)]
 
+    def cut_from(self, distance: int) -> bool:
+        """Whether a mask hides a block in part from a rank that is as far away, either way round."""
+        ranks = range(size := self.case.world_size)
+        return any(
+            bool((block := self.pairs[:, :, self.queries[rank]][..., self.keys[owner]]).any()) and not block.all()
+            for rank, owner in itertools.product(ranks, ranks)
+            if min((rank - owner) % size, (owner - rank) % size) >= distance
+        )
+
     def hides(self, mask: str) -> bool:
         """Whether a mask excludes a pair that nothing else does."""
         if getattr(self.p, mask) is None:
@@ -414,6 +423,9 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.case.world_size > 1 and any(segment > one.here for segment, _ in one.branches)),
     "cut_segment": ("a segment length that does not divide a rank's shard", "dilation+length", 1.4,
         lambda one: any(one.here % segment for segment, _ in one.branches)),
+    "unaligned_segment": ("a segment length that neither divides a rank's shard nor is a multiple of it",
+        "dilation+length", 1.42, lambda one: any(
+            one.here % segment and segment % max(1, one.here) for segment, _ in one.branches)),
     "inner_segment": ("a segment of the dilation that begins inside a rank's shard", "dilation+length", 1.43,
         lambda one: any(one.inside(tuple(range(segment, one.p.nk, segment))) for segment, _ in one.branches)),
     "cut_by_rate": ("a dilation rate that does not divide a rank's shard", "dilation+length", 1.44,
@@ -480,6 +492,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "keyless": ("a query without keys in a batch entry that has keys", "empty rows+key_lengths", 1.35, Placed.keyless),
     "keyless_beside": ("a query without keys, on a rank where some query has any", f"empty rows+{MASKED}", 1.36,
         Placed.keyless_beside),
+    "keyless_after_first": ("a query without keys on a rank other than the first", f"empty rows+ranks+{MASKED}", 1.37,
+        lambda one: not one.case.replicated and any(0 in one.attended[:, :, held] for held in one.queries[1:])),
     "hidden": ("a query from which a mask hides some of its keys", MASKED, 1.4,
         lambda one: bool(((one.attended > 0) & (one.attended < one.p.nk)).any())),
     "opposite": ("a query with keys on the opposite rank, half of the ranks away", f"ranks+{MASKED}", 1.45,
@@ -489,6 +503,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(not block.any() for block in one.blocks)),
     "cut_block": ("a block of keys that a mask hides from a rank in part", f"ranks+length+{MASKED}", 1.47,
         lambda one: any(block.any() and not block.all() for block in one.blocks)),
+    "cut_far": ("a block of keys at least 2 ranks away, either way round, that a mask hides from a rank in part",
+        f"ranks+length+{MASKED}", 1.49, lambda one: one.cut_from(2)),
     "abroad": ("a query with keys on another rank", f"ranks+{MASKED}", 1.3,
         lambda one: any(rank != owner for rank, owner in one.links)),
     "of_later": ("a query with keys on a later rank", f"ranks+sharding+{MASKED}", 1.42,
@@ -536,6 +552,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: sum(len(held) < one.here for held in one.keys) > 1),
     "short": ("a rank that holds keys, and fewer than another one", "even shards+ranks+length", 1.28,
         lambda one: any(0 < len(held) < one.here for held in one.keys)),
+    "shorter_than_before": ("a last rank that holds keys, and fewer than the one before it",
+        "even shards+ranks+length", 1.29, lambda one: 0 < len(one.keys[-1]) < len(one.keys[len(one.keys) - 2])),
     "uneven_queries": ("ranks with different numbers of queries", "even shards", 1.24,
         lambda one: len({rows for rows, _ in one.lengths}) > 1),
     "uneven_pairs": ("ranks 0 and 1, 2 and 3, or the next two, with different numbers of keys",

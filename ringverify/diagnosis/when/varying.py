@@ -41,7 +41,7 @@ SCATTERED = (
 )
 """Factors that scattered cases differ in, with how many of them at most: those that decide who attends what."""
 
-RARELY = ("world_size", "query_length", "key_length", "window", "documents", "key_lengths", "heads", "key_heads", "sharding")
+RARELY = ("world_size", "query_length", "key_length", *MASKS[1:4], "heads", "key_heads", "sharding")
 """Fields by whose values a case is drawn of which another one is made."""
 
 CAPS = (1.0, 5.0, 30.0)
