@@ -34,6 +34,11 @@ OF_TWO = (
     "difference is infinite"
 )
 
+OF_LEAST = (
+    "the maximum of a row is taken of scores before the scale and multiplied by it: under a negative scale that is the "
+    "least score, and exp of the difference overflows"
+)
+
 CHUNKS = (16, 32, 64, 128)
 """Numbers of queries for which one maximum may be taken."""
 
@@ -71,6 +76,7 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         for text, rows in _several():
             of_rows = functools.partial(_of_several, *rows)
             yield Hypothesis(EMPTY_BELOW.format(text), STEPS, judge=functools.partial(_judged_of_maximum, of_rows))
+        yield Hypothesis(OF_LEAST, STEPS, judge=_judged_of_least)
         for alone in (True, False):
             yield Hypothesis(UNSHIFTED, STEPS, judge=functools.partial(_judged, None, alone))
         for text, of in OF.items():
@@ -163,6 +169,28 @@ def _judged_of_two(earlier: bool, scene: Scene) -> float | None:
         possibly = most - low > limit - math.log(scene.size) - _nearly(scene)
     alone = ~there.all(axis=-1) & ((most > limit - _nearly(scene)) | (low < np.log(UNDERFLOW[scene.pipeline.sums])))
     return _spoilt_as_foretold(scene, gone, (possibly | alone) & (scene.size > 1))
+
+
+def _judged_of_least(scene: Scene) -> float | None:
+    """Return 0 if just those rows are spoilt that overflow where the shift is the largest of the blocks' least scores.
+
+    A row may be spoilt too by a block that comes before the one with the largest of them: the order of blocks decides.
+    Under a scale above 0 nothing is wrong.
+    """
+    if scene.replicated or scene.problem.scale_value >= 0:
+        return None if wrong_tensors(scene) else 0.0
+    blocks = [(inner.scores[..., held], inner.m[..., held] > 0)
+              for inner in [scene.truth.intermediates] for held in scene.shards[1]]  # fmt: skip
+    most = np.stack([np.max(scores, axis=-1, where=there, initial=-np.inf) for scores, there in blocks], axis=-1)
+    least = np.stack([np.min(scores, axis=-1, where=there, initial=np.inf) for scores, there in blocks], axis=-1)
+    shift = np.where(np.isinf(least), -np.inf, least).max(axis=-1)
+    if (sinks := scene.inputs.sinks) is not None:
+        shift = np.maximum(shift, sinks[:, None])
+    limit = np.log(LARGEST[scene.pipeline.sums])
+    with np.errstate(invalid="ignore"):
+        gone, nearly = most.max(axis=-1) - shift > limit, limit - _nearly(scene) - math.log(max(1, scene.problem.nk))
+        possibly = (most - least > nearly).any(axis=-1)
+    return _spoilt_as_foretold(scene, gone, possibly)
 
 
 def _judged(of: Callable[[Scene, Array], Array] | None, alone: bool, scene: Scene) -> float | None:

@@ -336,8 +336,10 @@ def hypotheses(
     # What only groups have is seen in one group, of whose rank numbers much may be said that another would refute.
     inferred = _inferred([*found, *more], right) if scenes[0].case.group == "world" else ()
     told_by = (*itertools.islice(rules([*found, *wrong], alike), TRIED), *inferred)
-    if any(one.zeros.any() for one in found) and all(
-        np.array_equal(one.zeros, _lost(one.true, one.counts)) for one in found
+    if (
+        not backward
+        and any(one.zeros.any() for one in found)
+        and all(np.array_equal(one.zeros, _lost(one.true, one.counts)) for one in found)
     ):
         told_by = tuple(dataclasses.replace(rule, as_zeros=True) for rule in told_by)
     return [

@@ -12,7 +12,7 @@ from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.gradients.terms import Gradients, Terms, fits, fitted, measured
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.pairs import Mask, Pairs, branch
-from ringverify.diagnosis.scene import Array, Scene
+from ringverify.diagnosis.scene import Array, Scene, slope_of_cap
 
 Change = Callable[[Terms], Gradients]
 """Gradients of a case, by its terms."""
@@ -97,6 +97,20 @@ DETACHED: dict[str, Callable[[Terms], list[Array]]] = {
 }
 """Parts of all weights `(B, H, Nq, Nk)` that may be merged with weights that have no gradient."""
 
+MAXIMA: dict[str, Callable[[Terms], list[Array]]] = {
+    "a block": _by_block,
+    "a row": lambda terms: [terms.p],
+}
+"""Parts of all weights `(B, H, Nq, Nk)` of which the largest score may be subtracted."""
+
+OF_LARGEST = {
+    "the maximum of {} is detached in its log-sum-exp and not in its weights: the largest score lacks the gradient of "
+    "that log-sum-exp": -1.0,
+    "the maximum of {} is detached in its weights and not in its log-sum-exp: the largest score has the gradient of "
+    "that log-sum-exp twice": 1.0,
+}
+"""How often the largest score may have the gradient of lse beside its weight's part of it, in words."""
+
 NORMALISERS: dict[str, Callable[[Terms], Array | None]] = {
     "the largest score of a row": lambda terms: _largest(terms, terms.scene.truth.intermediates.scores),
     "the lse of the keys without the sink": lambda terms: _without_sink(terms),
@@ -107,7 +121,11 @@ NORMALISERS: dict[str, Callable[[Terms], Array | None]] = {
 
 
 def _largest(terms: Terms, scores: Array) -> Array:
-    found: Array = np.max(scores, axis=-1, where=terms.pairs.true > 0, initial=-np.inf)
+    return _largest_of(scores, terms.pairs.true > 0)
+
+
+def _largest_of(scores: Array, there: Mask) -> Array:
+    found: Array = np.max(scores, axis=-1, where=there, initial=-np.inf)
     return found
 
 
@@ -164,6 +182,23 @@ def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradi
     return terms.sums(("dq", "dk"), ds, terms.p)
 
 
+def _with_part_of_largest(parts: Callable[[Terms], list[Array]], times: float, terms: Terms) -> Gradients:
+    """Return what changes if the largest score of each part has so many times the gradient of the part's lse too.
+
+    That is what all scores of the part have together. Of equal scores, each has its share of it, as `amax` deals it
+    out.
+    """
+    inner, g = terms.scene.truth.intermediates, terms.p * (terms.dp - terms.delta + terms.dlse)
+    slope = terms.scene.problem.scale_value * slope_of_cap(terms.scene.problem, inner.raw_scores)
+    ds, whole = np.zeros_like(terms.p), np.where(terms.p == 0, 1.0, terms.p)
+    for part in parts(terms):
+        there: Mask = (part > 0) & (inner.m > 0)
+        top: Mask = there & (inner.scores == _largest_of(inner.scores, there)[..., None])
+        of_lse = (g * part / whole).sum(axis=-1, keepdims=True)
+        ds += times * slope * of_lse * top / np.maximum(top.sum(axis=-1, keepdims=True), 1)
+    return terms.sums(("dq", "dk"), ds, terms.p)
+
+
 def _with_own_weights(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradients:
     """Return what changes if the weights of each part add up to 1, as those of its own softmax do."""
     own = np.zeros_like(terms.p)
@@ -201,6 +236,10 @@ def _changes() -> Iterator[tuple[str, Change, Change]]:
     for text, weighed in DETACHED.items():
         says = f"the weights with which {text} are merged have no gradient: they are detached"
         yield says, functools.partial(_with_detached, weighed), _no_larger
+
+    for text, parts in MAXIMA.items():
+        for what, times in OF_LARGEST.items():
+            yield what.format(text), functools.partial(_with_part_of_largest, parts, times), _no_larger
 
 
 def _no_larger(terms: Terms) -> Gradients:

@@ -71,6 +71,19 @@ def ways_to_dilate() -> Iterator[Otherwise]:
             functools.partial(_without_last, dropped),
             0.5,
         )
+    yield Otherwise(
+        "segments of a dilation are cut to whole multiples of the rate: what a segment has after the last of these is "
+        "left out, as queries and as keys",
+        _in_whole_steps,
+        0.5,
+    )
+    for text, equal in EQUAL.items():
+        yield Otherwise(
+            f"which segments of a dilation a rank lies in is told as if every rank held {text}: its queries in others "
+            "attend nothing there",
+            functools.partial(_in_segments_of_equal_shards, equal),
+            0.75,
+        )
     for text, local in LOCAL.items():
         yield Otherwise(
             f"a branch of a dilation whose segments {text} attends the rank's own keys alone: a segment that reaches "
@@ -247,6 +260,41 @@ def _without_last(least: Callable[[int, int], int], pairs: Pairs) -> Counts | No
     for number, (w, r) in enumerate(p.dilation.branches):
         short = p.nk % w < least(w, r)
         total += branch(pairs, number, *plain) * ~(short & (plain[0] >= p.nk - p.nk % w))
+    return rest * total
+
+
+def _in_whole_steps(pairs: Pairs) -> Counts | None:
+    """Return counts without the positions of each segment, a last shorter one too, past a multiple of the rate."""
+    p = pairs.problem
+    if p.dilation is None:
+        return None
+    i, j = pairs.queries.p, pairs.keys.p
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else (i, j)), np.zeros_like(pairs.true)
+    for number, (w, r) in enumerate(p.dilation.branches):
+        of_query, of_key = (x % w < np.minimum(w, p.nk - x // w * w) // r * r for x in (i, j))
+        total += branch(pairs, number, i, j) * (of_query & of_key)
+    return rest * total
+
+
+EQUAL: dict[str, Callable[[int, int], int]] = {
+    "ceil(length / ranks) positions": lambda n, ranks: -(-n // ranks),
+    "length // ranks positions": lambda n, ranks: n // ranks,
+}
+"""How many positions every rank may be taken to hold, by the length and the number of ranks, in words."""
+
+
+def _in_segments_of_equal_shards(equal: Callable[[int, int], int], pairs: Pairs) -> Counts | None:
+    """Return counts without queries in segments in which their rank would hold nothing with equal shards."""
+    p = pairs.problem
+    here = equal(p.nk, pairs.size)
+    if pairs.case.sharding != "contiguous" or not here:
+        return None
+    i, j, rank = pairs.queries.p, pairs.keys.p, pairs.rank
+    rest, total = pairs.counts(lambda name: None if name == "dilation" else (i, j)), np.zeros_like(pairs.true)
+    last = np.minimum((rank + 1) * here, p.nk) - 1
+    for number, (w, _) in enumerate(((p.nk, 1),) if p.dilation is None else p.dilation.branches):
+        through = 1 if p.dilation is None else branch(pairs, number, i, j)
+        total += through * ((i // w >= rank * here // w) & (i // w <= last // w))
     return rest * total
 
 

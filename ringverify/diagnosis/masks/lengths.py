@@ -14,12 +14,15 @@ from ringverify.diagnosis.masks.positions import POSITIONS, At, own_keys
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
-LENGTHS: dict[str, Callable[[Pairs], Ints]] = {
-    "the rank's own shard": own_keys,
-    "the first rank's shard": lambda pairs: np.array(len(pairs.keys.shards[0])),
-    "the last rank's shard": lambda pairs: np.array(len(pairs.keys.shards[-1])),
+LENGTHS: dict[str, Callable[[Pairs, Ints | int], Ints]] = {
+    "the rank's own shard": lambda pairs, owner: own_keys(pairs),
+    "the first rank's shard": lambda pairs, owner: np.array(len(pairs.keys.shards[0])),
+    "the last rank's shard": lambda pairs, owner: np.array(len(pairs.keys.shards[-1])),
+    "the shard of the rank that is as many hops away in the other direction": lambda pairs, owner: np.array(
+        [len(held) for held in pairs.keys.shards]
+    )[(2 * pairs.rank - owner) % pairs.size],
 }
-"""How many keys every block is taken to hold, by pairs `(Nq, 1)` or one number."""
+"""How many keys every block is taken to hold, by pairs and the block's owner: `(Nq, 1)`, `(Nq, Nk)` or one number."""
 
 
 def ways_to_take_lengths() -> Iterator[Otherwise]:
@@ -163,13 +166,13 @@ def _told_by_own_rows(pairs: Pairs, *, of_padding: bool = False) -> Mask:
     return np.broadcast_to(found, pairs.true.shape)
 
 
-def _cut_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts | None:
+def _cut_to(count: Callable[[Pairs, Ints | int], Ints], pairs: Pairs) -> Counts | None:
     if pairs.case.replicated or len({len(held) for held in pairs.keys.shards}) == 1:
         return None
-    return np.where(pairs.keys.place < count(pairs), pairs.true, 0)
+    return np.where(pairs.keys.place < count(pairs, pairs.owner), pairs.true, 0)
 
 
-def _filled_up_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
+def _filled_up_to(count: Callable[[Pairs, Ints | int], Ints], pairs: Pairs) -> Counts:
     """Return how many rows of 0 fill up shorter blocks, where no mask hides what comes after a shard."""
     p, keys, i = pairs.problem, pairs.keys, pairs.queries.p
     found, shards = np.zeros(pairs.true.shape[:3], dtype=np.int64), keys.shards
@@ -178,7 +181,7 @@ def _filled_up_to(count: Callable[[Pairs], Ints], pairs: Pairs) -> Counts:
     valid = np.array(p.key_lengths or (p.nk + pairs.size * keys.of.shape[1],) * p.batch)[:, None, None]
     for rank, place in ((rank, n) for rank, held in enumerate(shards) for n in range(len(held), keys.of.shape[1])):
         at = place * len(shards) + rank if pairs.case.sharding == "striped" else keys.of[rank, place]
-        seen = place < count(pairs)
+        seen = place < count(pairs, rank)
         if p.causal:
             seen = seen & pattern.causal(i, np.array([[at]]), diagonal=p.diagonal)
         if p.window is not None:

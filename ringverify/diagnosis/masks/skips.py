@@ -118,6 +118,17 @@ def after_window(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> M
     return found
 
 
+def _outside_exchanged_window(pairs: Pairs, at: Ends) -> Mask | None:
+    """Return whether a block lies outside a window whose sides are exchanged; a causal mask bounds its right one."""
+    right, left = pairs.problem.window or (None, None)
+    skip = np.zeros((1, 1), dtype=bool)
+    if left is not None:
+        skip = skip | (at.keys["last"] < at.queries["first"] - left)
+    if right is not None and not pairs.problem.causal:
+        skip = skip | (at.keys["first"] > at.queries["last"] + right)
+    return skip if left != right else None
+
+
 def after_either(key: str, query: str, level: bool, pairs: Pairs, at: Ends) -> Mask | None:
     """Return whether a key comes after a query, or is level with it, by a causal mask; by a window otherwise."""
     if not pairs.problem.causal:
@@ -397,6 +408,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         functools.partial(after_either, "first", "last", True),
     )
     yield from _miscounted()
+    yield "a block is skipped if it lies outside the window with its sides exchanged", _outside_exchanged_window
     yield "a block is skipped if its last key is padding", _padded_at_its_end
     for way, ring in ((1, ""), (-1, ", in a ring that sends to the left")):
         says = f"a block is skipped if it comes after one of which the rank attends nothing, hop by hop{ring}"
