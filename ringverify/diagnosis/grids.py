@@ -78,6 +78,9 @@ GRIDS: tuple[Grid, ...] = tuple(
 USUAL = GRIDS[:3]
 """Teams of neighbours, as many as the number of heads allows, or two."""
 
+HALVES = GRIDS[4]
+"""Teams of neighbours, as large as they can be: two of them where the number of ranks is even."""
+
 IN_PAIRS = Grid("of two neighbours, of which the last may be alone", lambda p, size: 2, uneven=True)
 """Teams of two."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.pairs import Ints, Mask, pairs_of
+from ringverify.diagnosis.reading import unmasked
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.undefined import Blocks
 from ringverify.diagnosis.where import wrong_elements, wrong_tensors
@@ -73,6 +74,10 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         for where, empty in EMPTY.items():
             from_0 = functools.partial(_from_0_beside, empty)
             yield Hypothesis(EMPTY_FROM_0 + where, STEPS, judge=functools.partial(_judged_of_maximum, from_0))
+        for text, (visited, cleared) in MASKED.items():
+            of_masked = functools.partial(_of_masked, visited, cleared)
+            says = EMPTY_BELOW.format(f"a row with {text}")
+            yield Hypothesis(says, STEPS, judge=functools.partial(_judged_of_maximum, of_masked))
         for text, rows in _several():
             of_rows = functools.partial(_of_several, *rows)
             yield Hypothesis(EMPTY_BELOW.format(text), STEPS, judge=functools.partial(_judged_of_maximum, of_rows))
@@ -117,6 +122,25 @@ EMPTY: dict[str, Callable[[Scene], Mask]] = {
     ", where a rank has no key for the row": _without_attended_keys,
 }
 """Where a rank may take 0 for its largest score, in words, and whether that is so of a case or a row."""
+
+
+MASKED: dict[str, tuple[bool, bool]] = {
+    "the keys that a mask hides from it, in blocks of which its rank attends any": (True, False),
+    "the keys that a mask hides from it, in blocks of which its rank attends any and where padding is 0": (True, True),
+    "all keys, those included that a mask hides from it": (False, False),
+    "all keys, those included that a mask hides from it, and where padding is 0": (False, True),
+}
+"""Of which hidden keys a maximum may be taken, in words: whether of some blocks only, and whether padding is 0."""
+
+
+def _of_masked(of_visited: bool, cleared: bool, scene: Scene, most: Array) -> Array:
+    """Likewise, where the maximum is that of keys too that a mask hides."""
+    pairs, (scores, _) = pairs_of(scene), unmasked(scene)
+    scores = np.where(pairs.padding, 0.0, scores) if cleared else scores
+    blocks = Blocks(pairs)
+    there: Mask = np.any(blocks.visited > 0, axis=(0, 1))[:, pairs.keys.rank[0]] if of_visited else np.array(True)
+    found: Array = np.max(scores, axis=-1, where=there, initial=-np.inf)
+    return np.maximum(found, most)
 
 
 def _of_several(batches: bool, rank_heads: bool, tile: int | None, scene: Scene, most: Array) -> Array:

@@ -84,6 +84,31 @@ def _noting(steps: Steps, here: Here, hop: int, running: Partial | None, new: Pa
 _add("O153", "the sink counts at every hop that has keys", replace(STEPS, sink=_on_every_block, accumulate=_noting))
 
 
+def _told_before_it_joins(here: Here, whole: Partial) -> Partial:
+    """Join the sink, and note of which rows the keys alone leave nothing."""
+    joined = arithmetic.with_sink(here, whole)
+    here.notes["nothing"] = torch.exp((whole.lse - joined.lse).float()) == 0
+    return joined
+
+
+def _without_lse_of_nothing(here: Here, whole: Partial) -> Partial:
+    nothing = here.notes.get("nothing")
+    return whole if nothing is None else Partial(whole.out, whole.lse.masked_fill(nothing, -math.inf))
+
+
+FAULTS.cause(
+    "a row whose keys leave nothing has the lse -inf, and not that of its sink: that is told before the sink joins",
+    replace(
+        STEPS,
+        sink=_told_before_it_joins,
+        returned=lambda here, found: STEPS.returned(here, _without_lse_of_nothing(here, found)),
+        sink_gradient=lambda here, lse, delta: arithmetic.sink_gradient(
+            here, lse, delta.masked_fill(here.notes["nothing"], 0.0)
+        ),
+    ),
+)
+
+
 def _as_a_key(here: Here, whole: Partial) -> Partial:
     """Join the sink as a key whose value is 1."""
     ones = torch.ones_like(whole.out)

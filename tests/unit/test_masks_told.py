@@ -510,7 +510,7 @@ TOLD = {
         [case_of(documents=(0, 5, 27), batch=2, key_lengths=(9, 20), **THREE),
          case_of(documents=(0, 3, 9, 27), batch=2, key_lengths=(5, 11), **THREE)],
     ),
-    "blocks of later ranks are skipped under a causal mask, whatever the lengths": (
+    "blocks of later ranks are skipped under a causal mask, whatever their positions": (
         where(lambda here, owner, i, j: torch.tensor(owner <= here.rank)),
         [case_of(causal=True, size=size, query_length=2 * size, key_length=5 * size) for size in (2, 3)],
     ),

@@ -137,7 +137,7 @@ RELATED = [
     ("numbers of ranks and of key heads with a common divisor", lambda one: one["common_key_heads"]),
     ("a number of key heads that the ranks do not divide, numbers of ranks and of key heads with a common divisor",
      lambda one: one["cut_key_heads"] and one["common_key_heads"]),
-    ("a number of keys on a rank that is not a multiple of 4, at least 2 ranks, or not causal",
+    ("a number of keys in the longest shard that is not a multiple of 4, at least 2 ranks, or not causal",
      lambda one: one["keys_here"] % 4 and one["below_diagonal"]),
     ("at least 2 ranks, a window that hides something", lambda one: one["hiding_window"] and one["ranks"] > 1),
     ("at least 2 ranks with fewer keys than another one", lambda one: one["several_shorter"]),

@@ -267,10 +267,15 @@ def _to_an_end(names: tuple[TensorName, ...], last: bool, terms: Terms) -> Gradi
     return found
 
 
-def _kept_of_last(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+def _kept_of_last(apart: bool, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
     """Return what changes if a row has what the last rank adds that has queries in its segment, of lanes the last one.
 
     A lane is what the heads of one offset do in a branch of a dilation. Without one, the sequence is one segment.
+
+    Args:
+        apart: whether lanes are exchanged apart from each other, and then added up.
+        names: the gradients.
+        terms: the case.
     """
     pairs, p = terms.pairs, terms.scene.problem
     if not p.nk:
@@ -283,11 +288,13 @@ def _kept_of_last(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
         held = np.ones((p.heads, p.nk), dtype=bool) if p.dilation is None else kept(pairs, number)
         offset = np.argmax(held, axis=1)[:, None, None] % w
         lane = (pairs.queries.rank * len(branches) + number) * lanes + offset
-        writers.append(np.where(held[:, None] & (i // w == j // w), lane, APART))
+        writer = pairs.queries.rank if apart else lane
+        writers.append(np.where(held[:, None] & (i // w == j // w), writer, APART))
     writers = writers if len(parts) == len(writers) else [np.max(writers, axis=0)]
-    by_head = np.max([one.max(axis=1, initial=APART) for one in writers], axis=0)
-    last = by_head.reshape(p.hk, p.group_size, p.nk).max(axis=1).repeat(p.group_size, axis=0)[:, None]
-    gone = sum(part / whole * (one != last) for part, one in zip(parts, writers, strict=True))
+    each = [one.max(axis=1, initial=APART) for one in writers]
+    each = each if apart else [np.max(each, axis=0)] * len(each)
+    last = [x.reshape(p.hk, p.group_size, p.nk).max(axis=1).repeat(p.group_size, axis=0)[:, None] for x in each]
+    gone = sum(part / whole * (one != of_last) for part, one, of_last in zip(parts, writers, last, strict=True))
     return {name: -y for name, y in terms.sums_over(names, np.asarray(gone)).items()}
 
 
@@ -351,11 +358,12 @@ def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
         )
         yield says, functools.partial(_lost_to_padding, names)
     for names in WRITTEN:
-        says = (
-            f"the {' and '.join(names)} of a row are what the last rank adds that has queries (in a dilation: in the "
-            "row's segment, and of several branches or offsets the last): it is written over what the others added"
-        )
-        yield says, functools.partial(_kept_of_last, names)
+        for apart, lanes in ((True, ""), (False, ", and of several branches or offsets the last")):
+            says = (
+                f"the {' and '.join(names)} of a row are what the last rank adds that has queries (in a dilation: in "
+                f"the row's segment{lanes}): it is written over what the others added"
+            )
+            yield says, functools.partial(_kept_of_last, apart, names)
         for end, last in (("last", True), ("first", False)):
             says = (
                 f"the {' and '.join(names)} that come back from a rank that reads a part of a shard are added to its "

@@ -73,6 +73,12 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
             functools.partial(_overlapping, queries_too, keys_too),
             0.75,
         )
+    for text, of_queries in {
+        "keys of an earlier rank's zigzag shard are taken up to the length of the rank's own early piece": False,
+        "queries meet a later rank's zigzag shard from the length of that rank's early piece on": True,
+    }.items():
+        says = f"under a causal mask, {text}: where the two pieces differ in length, a row is one too few or too many"
+        yield Otherwise(says, functools.partial(_cut_at_other_pieces, of_queries), 0.75)
     yield _with_zeros(
         "shorter shards are padded to the longest in front of their rows, and as many rows as they have are taken: "
         "zeros are attended first, and the last keys are lost",
@@ -142,6 +148,18 @@ def _overlapping(queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
     for (i, of_q), (j, of_k) in itertools.product(*sides):
         found += pairs.counts(lambda name, i=i, j=j: (i, j)) * (of_q & of_k)  # type: ignore[misc]
     return found
+
+
+def _cut_at_other_pieces(of_queries: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if the early piece of a zigzag shard is taken for as long as that of the other side."""
+    p, i, j = pairs.problem, pairs.queries, pairs.keys
+    if not p.causal or pairs.case.sharding != "zigzag" or pairs.case.replicated or p.nq != p.nk:
+        return None
+    early = np.array([len(piece) for piece in pieces(p.nk, 2 * pairs.size)])
+    if not of_queries:
+        return np.where((j.rank < i.rank) & (j.place >= early[i.rank]), 0, pairs.true)
+    rest = pairs.counts(lambda name: None if name == "causal" else (i.p, j.p))
+    return np.where(j.rank > i.rank, rest * (i.place >= early[j.rank]), pairs.true)
 
 
 def _pieces(pairs: Pairs, x: OneSide) -> list[tuple[Ints, Mask]]:

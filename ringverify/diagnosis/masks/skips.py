@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from ringverify.diagnosis.grids import USUAL
+from ringverify.diagnosis.grids import HALVES, USUAL
 from ringverify.diagnosis.masks.documents import apart, bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
 from ringverify.diagnosis.scene import Counts
@@ -53,7 +53,7 @@ Skips = Callable[[Pairs, Ends], "Mask | None"]
 WHOSE: dict[str, Callable[[Pairs], Pairs]] = {
     "": lambda pairs: pairs,
     ", blocks being those of the two pieces of each zigzag shard": Pairs.of_pieces,
-    **{grid.whose: functools.partial(Pairs.of_teams, grid=grid) for grid in USUAL},
+    **{grid.whose: functools.partial(Pairs.of_teams, grid=grid) for grid in (*USUAL, HALVES)},
 }
 """Whose blocks are skipped, as the end of a sentence, and the pairs as those see them."""
 
@@ -168,7 +168,7 @@ def _after_unaligned(pairs: Pairs, at: Ends) -> Mask | None:
 
 
 def _of_a_later_rank(pairs: Pairs, at: Ends) -> Mask | None:
-    return pairs.owner > pairs.rank if pairs.problem.causal and pairs.problem.diagonal else None
+    return pairs.owner > pairs.rank if pairs.problem.causal else None
 
 
 def _empty_for_one(axis: int, pairs: Pairs, at: Ends) -> Mask | None:
@@ -415,7 +415,7 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         yield says, functools.partial(_after_an_empty_hop, way)
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
-    yield "blocks of later ranks are skipped under a causal mask, whatever the lengths", _of_a_later_rank
+    yield "blocks of later ranks are skipped under a causal mask, whatever their positions", _of_a_later_rank
     yield (
         "a block is skipped in all batch entries if in the first no query of the rank attends it",
         functools.partial(_hidden_in_first, WHOLE),

@@ -902,7 +902,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         single, many, factor, cost = COUNTS[name]
         if token:
             single, many = (re.sub(r"^key(?! head)", "token", text) for text in (single, many))
-        number = f"number of {many}"
+        number = f"number of {many}".replace(" on a rank", " in the longest shard")
 
     def one_of(
         text: str,
@@ -921,6 +921,8 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
     def compared(words: str, n: int) -> str:
         if name in SIZES:
             return f"{many} {words} {n}"
+        if words == "exactly":
+            return f"{words} {n} {single if n == 1 else many}".replace(" on a rank", " in the longest shard")
         if " on " in many and words == "at least":
             return f"{n} {many.replace(' on ', ' or more on ')}"
         return f"{words} {n} {single if n == 1 else many}"
