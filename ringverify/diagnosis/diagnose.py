@@ -393,7 +393,7 @@ class _Inquiry:
         """Return the hypotheses that further cases leave, some of which part those that are alike so far."""
         smallest = self._smallest.case
         heads, numbers = (runnable(of(smallest), self._capabilities) for of in (in_other_heads, in_other_numbers))
-        left = _refuted(named, self._answered_later(heads, self._failing, self._passing, numbers))
+        left = self._refuted(named, self._answered_later(heads, self._failing, self._passing, numbers))
         return left if self._exploration is None else self._parted(left, self._exploration)
 
     def _parted(self, named: list[Standing], x: Exploration) -> list[Standing]:
@@ -412,7 +412,15 @@ class _Inquiry:
                 continue
             scene = _seen(self._observe, case, self._capabilities)
             if scene is not None and comparable(scene):
-                named = _refuted(named, iter([scene]))
+                named = self._refuted(named, iter([scene]))
+        return named
+
+    def _refuted(self, named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
+        """Return the hypotheses that further cases leave, of which as many are run as leave one sentence."""
+        while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
+            named = [one for one in named if self._stands(one, scene)] or named
+            fewest = min(len(one.excused) for one in named)
+            named = [one for one in named if len(one.excused) == fewest]
         return named
 
     def _measured(self, named: list[Standing]) -> list[Standing]:
@@ -470,15 +478,6 @@ class _Inquiry:
             scene = _seen(self._observe, case, self._capabilities)
             if scene is not None and comparable(scene):
                 yield scene
-
-
-def _refuted(named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
-    """Return the hypotheses that further cases leave, of which as many are run as it takes to leave one sentence."""
-    while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
-        named = [one for one in named if one.stands(scene)] or named
-        fewest = min(len(one.excused) for one in named)
-        named = [one for one in named if len(one.excused) == fewest]
-    return named
 
 
 def _in_all(named: Sequence[Standing]) -> bool:

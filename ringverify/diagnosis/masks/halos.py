@@ -35,6 +35,17 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
                 functools.partial(_too_few, reach, side),
                 0.75,
             )
+    for beside, which in enumerate(("before", "after")):
+        yield Otherwise(
+            f"of the ranks {which} it, a rank attends the next one's keys alone, however far the window reaches",
+            functools.partial(_of_neighbours, beside),
+            0.75,
+        )
+    for of_first, says in {
+        True: "the keys that a rank fetches end with the document of its first query, not of its last",
+        False: "the keys that a rank fetches begin with the document of its last query, not of its first",
+    }.items():
+        yield Otherwise(says, functools.partial(_of_one_document, of_first), 0.75)
     for side, which in (("left", "before"), ("right", "after")):
         yield Otherwise(
             f"the blocks that a rank fetches from those {which} it are joined in reverse order, and taken to ascend",
@@ -125,6 +136,24 @@ def _too_few(reach: Reach, side: str, pairs: Pairs) -> Counts | None:
     most = np.array([reach(pairs, extent, rank) for rank in range(pairs.size)])[pairs.queries.rank]
     away = pairs.rank - pairs.owner if side == "left" else pairs.owner - pairs.rank
     return np.where(away > most, 0, pairs.true)
+
+
+def _of_neighbours(side: int, pairs: Pairs) -> Counts | None:
+    """Return counts without the keys of ranks that are farther away on a side (0, 1) on which a window is bounded."""
+    if pairs.case.sharding != "contiguous" or (pairs.problem.window or (None, None))[side] is None:
+        return None
+    return np.where((pairs.owner - pairs.rank if side else pairs.rank - pairs.owner) > 1, 0, pairs.true)
+
+
+def _of_one_document(of_first: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without keys after the document of a rank's first query, or before that of its last one."""
+    p, x = pairs.problem, pairs.queries
+    if p.documents is None or pairs.case.sharding != "contiguous":
+        return None
+    offsets, place = np.array(p.documents), np.zeros_like(x.place) if of_first else x.count - 1
+    number = np.searchsorted(offsets, x.at(x.rank, place) + p.diagonal, side="right")
+    bound = offsets[np.clip(number if of_first else number - 1, 0, len(offsets) - 1)]
+    return np.where(pairs.keys.p >= bound if of_first else pairs.keys.p < bound, 0, pairs.true)
 
 
 def _fetched(pairs: Pairs, side: str) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ringref import pattern
 from ringref.sharding import pieces
+from ringverify.diagnosis.grids import GRIDS, Grid
 from ringverify.diagnosis.masks.positions import POSITIONS, At, own_keys
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
@@ -105,6 +106,13 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         0.5,
         lambda pairs: _told_by_own_rows(pairs, of_padding=True).sum(axis=-1),
     )
+    for grid in GRIDS[2:5]:
+        yield _with_zeros(
+            "the next team is sent the block that is at hand after the ring within a team, not the one that this began "
+            "with: it is taken for that of another member, of its length and at its positions" + grid.whose,
+            functools.partial(_of_another_member, grid),
+            1.0,
+        )
     for where, begins in CUT.items():
         says = f"pieces of zigzag shards of keys are taken to be cut at {where}: keys are put at other positions, and "
         says += "what is longer than that is lost, what is shorter filled up with zeros"
@@ -288,6 +296,32 @@ def _cut_elsewhere(begins: Callable[[int, int], list[int]], pairs: Pairs) -> tup
                 counts[..., held[place]] = pairs.true[..., position]
             else:
                 zeros = zeros + pairs.true[..., position]
+    return counts, zeros
+
+
+def _of_another_member(grid: Grid, pairs: Pairs) -> tuple[Counts, Counts]:
+    """Return counts of keys, and of zeros, if a block that comes from t teams away is that of a member t further on."""
+    teams, keys, size = grid.teams(pairs.case), pairs.keys, pairs.size
+    zeros = np.zeros(pairs.true.shape[:3], dtype=np.int64)
+    each = len(teams[0])
+    if each in (1, size) or pairs.case.replicated:
+        return pairs.true, zeros
+
+    def shifted(owner: Ints, way: int) -> Ints:
+        away: Ints = (pairs.rank // each - owner // each) % len(teams)
+        found: Ints = owner // each * each + (owner + way * away) % each
+        return found
+
+    lengths = np.array([len(held) for held in keys.shards])
+    as_of = np.broadcast_to(shifted(pairs.owner, -1), pairs.true.shape[2:])
+    place = np.broadcast_to(keys.place, as_of.shape)
+    there, i = place < lengths[as_of], pairs.queries.p
+    j = np.where(there, keys.of[as_of, np.minimum(place, keys.of.shape[1] - 1)], keys.p)
+    counts = pairs.counts(lambda name: (i, j)) * there
+    for rank, held in enumerate(keys.shards):
+        sent = lengths[shifted(np.array([[rank]]), 1)][:, 0]
+        for at, position in enumerate(held):
+            zeros += np.where(sent <= at, pairs.true[..., position], 0)
     return counts, zeros
 
 
