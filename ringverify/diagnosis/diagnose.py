@@ -260,7 +260,7 @@ class _Inquiry:
             left = self._held_against_scenes(stage())
             named = self._told_apart(self._settled(left))
             if named:
-                left = [one for one in left if self._withstands(one)]
+                left = self._withstanding(left)
                 named = self._told_apart(self._settled(left))
             if stage == self._fitted:
                 named, left = self._measured(named), []
@@ -383,17 +383,23 @@ class _Inquiry:
         ]
         return list(self._answered(cases, self._patience_of(self._seconds / 2)))
 
-    def _withstands(self, one: Standing) -> bool:
-        """Return whether it explains all scattered cases that fail but a few, in which something else may show too."""
+    def _withstanding(self, left: Iterable[Standing]) -> list[Standing]:
+        """Return those that explain most scattered cases, and all that fail but a few that may show something else."""
         spared = sum(bool(wrong_tensors(scene)) for scene in self._scattered) // FEW
-        unexplained = (scene for scene in self._scattered if not self._stands(one, scene))
-        return next(itertools.islice(unexplained, spared, None), None) is None
+
+        def unexplained(one: Standing) -> int:
+            missed = (scene for scene in self._scattered if not self._stands(one, scene))
+            return len(list(itertools.islice(missed, spared + 1)))
+
+        counted = [(one, unexplained(one)) for one in left]
+        fewest = min((count for _, count in counted), default=0)
+        return [one for one, count in counted if count == fewest <= spared]
 
     def _told_apart(self, named: list[Standing]) -> list[Standing]:
         """Return the hypotheses that further cases leave, some of which part those that are alike so far."""
         smallest = self._smallest.case
         heads, numbers = (runnable(of(smallest), self._capabilities) for of in (in_other_heads, in_other_numbers))
-        left = self._refuted(named, self._answered_later(heads, self._failing, self._passing, numbers))
+        left = _refuted(named, self._answered_later(heads, self._failing, self._passing, numbers), self._stands)
         return left if self._exploration is None else self._parted(left, self._exploration)
 
     def _parted(self, named: list[Standing], x: Exploration) -> list[Standing]:
@@ -412,15 +418,7 @@ class _Inquiry:
                 continue
             scene = _seen(self._observe, case, self._capabilities)
             if scene is not None and comparable(scene):
-                named = self._refuted(named, iter([scene]))
-        return named
-
-    def _refuted(self, named: list[Standing], scenes: Iterator[Scene]) -> list[Standing]:
-        """Return the hypotheses that further cases leave, of which as many are run as leave one sentence."""
-        while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
-            named = [one for one in named if self._stands(one, scene)] or named
-            fewest = min(len(one.excused) for one in named)
-            named = [one for one in named if len(one.excused) == fewest]
+                named = _refuted(named, iter([scene]), self._stands)
         return named
 
     def _measured(self, named: list[Standing]) -> list[Standing]:
@@ -478,6 +476,17 @@ class _Inquiry:
             scene = _seen(self._observe, case, self._capabilities)
             if scene is not None and comparable(scene):
                 yield scene
+
+
+def _refuted(
+    named: list[Standing], scenes: Iterator[Scene], stands: Callable[[Standing, Scene], bool]
+) -> list[Standing]:
+    """Return the hypotheses that further cases leave, of which as many are run as it takes to leave one sentence."""
+    while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
+        named = [one for one in named if stands(one, scene)] or named
+        fewest = min(len(one.excused) for one in named)
+        named = [one for one in named if len(one.excused) == fewest]
+    return named
 
 
 def _in_all(named: Sequence[Standing]) -> bool:

@@ -77,6 +77,58 @@ def own_where_segments_divide(here, owner, i, j):
     return sum((i // w == j // w) & (longest % w != 0 or owner == here.rank) for w, _ in here.problem.dilation.branches)
 
 
+def outside_exchanged_window(here, owner, i, j):
+    """Whole blocks."""
+    right, left = here.problem.window
+    return (j.max() >= i.min() - left) & (j.min() <= i.max() + right)
+
+
+def cut_as_on_the_other_side(here, owner, i, j):
+    """Each block is as long as that of the rank from which a ring the other way round would have brought it."""
+    return torch.arange(j.size(1))[None] < len(here.shards[(2 * here.rank - owner) % here.size])
+
+
+def in_whole_steps(here, owner, i, j):
+    """The last positions of a segment, which are no whole step, are left out."""
+    ((w, r),), n = here.problem.dilation.branches, here.problem.nk
+
+    def inside(x):
+        return x % w < (n - x // w * w).clamp(max=w) // r * r
+
+    return inside(i) & inside(j)
+
+
+def in_segments_of_equal_shards(here, owner, i, j):
+    """Queries in segments before that in which their rank would begin."""
+    ((w, _),) = here.problem.dilation.branches
+    return i // w >= here.rank * -(-here.problem.nk // here.size) // w
+
+
+def up_to_own_piece(here, owner, i, j):
+    """Of earlier ranks, as many keys as the rank's own early piece has positions."""
+    early = len(pieces(here.problem.nk, 2 * here.size)[here.rank])
+    return (torch.arange(j.size(1))[None] < early) | torch.tensor(owner >= here.rank)
+
+
+def up_to_first_document(here, owner, i, j):
+    """Nothing after the document of the rank's first query."""
+    cuts = torch.tensor(here.problem.documents)
+    return j < min([int(cut) for cut in cuts if cut > i.min()], default=int(cuts[-1]))
+
+
+def from_last_document(here, owner, i, j):
+    """Nothing before the document of the rank's last query."""
+    cuts = torch.tensor(here.problem.documents)
+    return j >= max([int(cut) for cut in cuts if cut <= i.max()], default=int(cuts[0]))
+
+
+def as_another_member(here, owner, i, j):
+    """Blocks of the n-th team before are taken for those of a member n before, in teams of two."""
+    away = (here.rank // 2 - owner // 2) % (here.size // 2)
+    j = here.shards[owner // 2 * 2 + (owner - away) % 2][None]
+    return (j <= i) & (j >= i - here.problem.window[0])
+
+
 def by_pattern(counts):
     """Steps with these counts of a rank and an owner, `(S, T)` or more."""
 
@@ -513,6 +565,52 @@ TOLD = {
     "blocks of later ranks are skipped under a causal mask, whatever their positions": (
         where(lambda here, owner, i, j: torch.tensor(owner <= here.rank)),
         [case_of(causal=True, size=size, query_length=2 * size, key_length=5 * size) for size in (2, 3)],
+    ),
+    "blocks of later ranks are skipped under a causal mask, whatever their positions, blocks being those of teams of "
+    "as many ranks as the largest divisor of their number": (
+        where(lambda here, owner, i, j: torch.tensor(owner // 3 <= here.rank // 3)),
+        [case_of(causal=True, sharding="striped", size=6, query_length=n) for n in (12, 18)],
+    ),
+    "a block is skipped if it lies outside the window with its sides exchanged": (
+        where(outside_exchanged_window),
+        [case_of(window=window, size=size) for window, size in (((1, 5), 3), ((6, 0), 4))],
+    ),
+    "a block is cut to as many keys as the shard of the rank that is as many hops away in the other direction holds: "
+    "the last ones of a longer block are left out": (
+        where(cut_as_on_the_other_side), [case_of(query_length=n, size=size) for n, size in ((7, 3), (9, 4))],
+    ),
+    "segments of a dilation are cut to whole multiples of the rate: what a segment has after the last of these is left "
+    "out, as queries and as keys": (
+        where(in_whole_steps),
+        [case_of(dilation=Dilation(((w, r),), heads="split"), query_length=n) for w, r, n in ((5, 2, 12), (6, 3, 11))],
+    ),
+    "which segments of a dilation a rank lies in is told as if every rank held ceil(length / ranks) positions: its "
+    "queries in others attend nothing there": (
+        where(in_segments_of_equal_shards),
+        [case_of(dilation=Dilation(((w, 1),), heads="split"), query_length=n, size=4) for w, n in ((2, 9), (4, 13))],
+    ),
+    "under a causal mask, keys of an earlier rank's zigzag shard are taken up to the length of the rank's own early "
+    "piece: where the two pieces differ in length, a row is one too few or too many": (
+        where(up_to_own_piece),
+        [case_of(causal=True, sharding="zigzag", query_length=n, size=size) for n, size in ((7, 3), (10, 4))],
+    ),
+    "the keys that a rank fetches end with the document of its first query, not of its last": (
+        where(up_to_first_document),
+        [case_of(documents=documents) for documents in ((0, 2, 7, 12), (1, 6, 12))],
+    ),
+    "the keys that a rank fetches begin with the document of its last query, not of its first": (
+        where(from_last_document),
+        [case_of(documents=documents) for documents in ((0, 2, 7, 12), (1, 6, 12))],
+    ),
+    "of the ranks before it, a rank attends the next one's keys alone, however far the window reaches": (
+        where(lambda here, owner, i, j: torch.tensor(here.rank - owner < 2)),
+        [case_of(window=(9, right), size=size) for right, size in ((0, 4), (None, 3))],
+    ),
+    "the next team is sent the block that is at hand after the ring within a team, not the one that this began with: "
+    "it is taken for that of another member, of its length and at its positions, blocks being those of teams of two "
+    "ranks where their number is even": (
+        by_pattern(as_another_member),
+        [case_of(window=(left, 0), size=size, query_length=2 * size) for left, size in ((2, 4), (3, 6))],
     ),
     "a last segment of a dilation that is shorter than the rate is left out": (
         by_pattern(without_short_segment),

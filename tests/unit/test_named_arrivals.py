@@ -73,7 +73,7 @@ def test_gradients_of_the_last_rank_alone_are_told():
     cases = [case_of(), case_of(size=2), case_of(dilation=dilation), case_of(dilation=dilation, size=4)]
     scenes, _ = seen(attending(of_the_last), cases, gradients=True)
     words = "the dk and dv of a row are what the last rank adds that has queries"
-    (found,) = [one for one in explaining(of_gradients(scenes), scenes) if "what the last rank adds" in one]
+    found, *_ = [one for one in explaining(of_gradients(scenes), scenes) if "what the last rank adds" in one]
     assert found.startswith(words)
     right, _ = seen(Implementation(PLAIN.function, "right", EVERYTHING), [case_of(key_length=0)], gradients=True)
     assert explained(of_gradients(scenes), found, right[0])  # nobody adds to keys that are not there

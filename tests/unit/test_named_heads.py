@@ -292,6 +292,52 @@ def test_a_maximum_that_is_not_that_of_a_row_is_told(text):
     assert next(one.sentence() for one in found if all(one.explains(scene) == 0.0 for scene in scenes)) == text
 
 
+@pytest.mark.parametrize("visited", [True, False])
+def test_a_maximum_of_keys_that_a_mask_hides_is_told(visited):
+    """Of blocks of which the rank attends something, or of all: the largest score of a row is not among those left."""
+
+    def attend(q, k, v, call):
+        k, v = (torch.cat(of_all_ranks(x, call), dim=1) for x in (k, v))
+        owner, hidden = torch.arange(12) // 4, torch.arange(12) > call.positions[:, None]
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        top = s.masked_fill(owner > call.rank, -math.inf).amax(-1) if visited else s.amax(-1)
+        weights = (s.masked_fill(hidden, -math.inf) - top[..., None]).exp()
+        total = weights.sum(-1)
+        out = torch.einsum("bhqk,bkhd->bqhd", weights / torch.where(total == 0, 1.0, total)[..., None], v)
+        return out, top + total.log()
+
+    declared = Capabilities(causal="always", lse=True, gradients=False)
+    cases = [case_of(size=3, causal=True, values="large_scores", seed=seed) for seed in range(4)]
+    scenes, _ = seen(Implementation(attend, "hidden keys", declared), cases, gradients=False)
+    (text,) = [words for words, (some, cleared) in overflowing.MASKED.items() if (some, cleared) == (visited, False)]
+    wrong = [scene for scene in scenes if wrong_tensors(scene)]
+    found = explaining(overflowing.hypotheses(wrong), wrong)
+    assert found[0] == f"one maximum is taken for a row with {text}: rows whose scores lie far below it are empty"
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.7])
+def test_a_maximum_that_is_scaled_by_a_negative_number_is_told(scale):
+    """It is the least score then, and exp of the differences overflows; with a scale above 0 nothing is wrong."""
+
+    def attend(q, k, v, call):
+        raw = torch.einsum("bqhd,bkhd->bhqk", q, k)
+        top, s = call.scale * raw.amax(-1), call.scale * raw
+        weights = (s - top[..., None]).exp()
+        total = weights.sum(-1)
+        return torch.einsum("bhqk,bkhd->bqhd", weights / total[..., None], v), top + total.log()
+
+    declared = Capabilities(
+        world_sizes=(1,), causal="never", lse=True, gradients=False, scale=True, negative_scale=True
+    )
+    cases = [case_of(size=1, scale=scale, values="large_scores", seed=seed) for seed in range(3)]
+    scenes, _ = seen(Implementation(attend, "scaled maximum", declared), cases, gradients=False)
+    if scale > 0:
+        assert not any(wrong_tensors(scene) for scene in scenes)
+        assert overflowing._judged_of_least(scenes[0]) == 0.0
+    else:
+        assert overflowing.OF_LEAST in explaining(overflowing.hypotheses(scenes), scenes)
+
+
 @pytest.mark.parametrize(
     ("where", "begins_at_0"),
     [
@@ -341,7 +387,7 @@ def test_rules_that_fit_are_told_apart_by_further_cases(failing):
     steps = replace(STEPS, scale=lambda here: 0.5) if failing else STEPS
     (scene,), _ = seen(Implementation(ring_of(steps), "one", EVERYTHING), [case_of()], gradients=False)
     there, elsewhere = (Hypothesis(text, STEPS, judge=lambda scene, x=x: x) for text, x in (("a", 0.0), ("b", None)))
-    left = _refuted([Standing(elsewhere, 0.0), Standing(there, 0.0)], iter([scene]))
+    left = _refuted([Standing(elsewhere, 0.0), Standing(there, 0.0)], iter([scene]), Standing.stands)
     assert [one.hypothesis for one in left] == [there]
 
 

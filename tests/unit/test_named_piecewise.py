@@ -1,6 +1,7 @@
 """Gradients of which pieces are lost, changed or misdirected, and of other heads: told without a rule for which."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -186,6 +187,23 @@ def test_an_lse_of_other_heads_is_told(words):
     assert words in explaining(other_heads.hypotheses(scenes), scenes)
 
 
+def test_a_rule_of_heads_is_told_where_some_show_the_same():
+    """With equal queries and keys of two heads, what is read of one may be the other."""
+    in_turn = replace(STEPS, delta=lambda dout, out, dlse: STEPS.delta(dout, out, _in_turn(dlse)))
+    cases = [
+        case_of(heads=6, key_heads=2, size=size, cotangent="lse", values=values)
+        for size, values in ((2, "integers"), (3, "normal"))
+    ]
+    scenes, _ = seen(Implementation(ring_of(in_turn), "in turn", EVERYTHING), cases, gradients=True)
+    words = "the backward takes the cotangent of lse of other heads: heads lie in turn, one of each group, where they "
+    assert any(one.startswith(words) for one in explaining(other_heads.hypotheses(scenes), scenes))
+
+
+def _in_turn(x):
+    """Six heads of two groups."""
+    return x.unflatten(1, (3, 2)).transpose(1, 2).flatten(1, 2)
+
+
 def test_cotangents_of_other_heads_are_told():
     """In dv alone; each key head is the sum of two."""
     order = [0, 3, 1, 2]
@@ -197,6 +215,43 @@ def test_cotangents_of_other_heads_are_told():
     assert explaining(other_heads.hypotheses(scenes), scenes) == [
         "dv is made with the cotangents of out of other heads: of 4 query heads, head 1 takes that of head 3"
     ]
+
+
+MAXIMA = {
+    "the maximum of a block is detached in its log-sum-exp and not in its weights: the largest score lacks the "
+    "gradient of that log-sum-exp": (True, False),
+    "the maximum of a row is detached in its weights and not in its log-sum-exp: the largest score has the gradient "
+    "of that log-sum-exp twice": (False, True),
+}
+
+
+@pytest.mark.parametrize("words", MAXIMA)
+def test_a_maximum_that_is_detached_in_one_place_is_told(words):
+    """In out, what a block's maximum has of a gradient cancels; in its log-sum-exp it does not."""
+    of_block, in_weights = MAXIMA[words]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        from torch.distributed.nn import functional as differentiable
+
+    def attend(q, k, v, call):
+        k, v = (torch.cat(differentiable.all_gather(x, group=call.group), dim=1) for x in (k, v))
+        blocks = call.world_size if of_block else 1
+        parts = []
+        for one, values in zip(k.chunk(blocks, dim=1), v.chunk(blocks, dim=1), strict=True):
+            s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, one)
+            top = s.amax(-1)
+            weights = (s - (top.detach() if in_weights else top)[..., None]).exp()
+            total = weights.sum(-1)
+            out = torch.einsum("bhqk,bkhd->bhqd", weights / total[..., None], values)
+            parts.append((out, (top if in_weights else top.detach()) + total.log()))
+        lse = torch.stack([part for _, part in parts]).logsumexp(0)
+        out = sum((part - lse).exp()[..., None] * out for out, part in parts)
+        return out.transpose(1, 2), lse
+
+    declared = Capabilities(causal="never", lse=True, lse_gradient=True)
+    cases = [case_of(size=size, cotangent="both") for size in (2, 3)]
+    scenes, _ = seen(Implementation(attend, "detached", declared), cases, gradients=True)
+    assert words in explaining(of_gradients(scenes), scenes)
 
 
 def test_the_derivative_of_another_softcap_is_told():

@@ -695,6 +695,8 @@ SIZES: dict[str, tuple[str, str, float]] = {
 REACHED: dict[str, tuple[str, float]] = {
     "blocks": ("a query with keys on at least {} ranks", 1.35),
     "distance": ("a query with keys at least {} ranks away", 1.4),
+    "back": ("a query with keys at least {} ranks before its own", 1.42),
+    "ahead": ("a query with keys at least {} ranks after its own", 1.42),
     "hop_right": ("a query with keys that a ring which sends to the right brings at hop {} or later", 1.46),
     "hop_left": ("a query with keys that a ring which sends to the left brings at hop {} or later", 1.47),
 }
@@ -759,6 +761,8 @@ class _Looked(Features):
 LATER: dict[str, Callable[[Placed], Feature]] = {
     "blocks": lambda one: int(one.owners.sum(axis=-1).max(initial=0)),
     "distance": lambda one: max((abs(rank - owner) for rank, owner in one.links), default=0),
+    "back": lambda one: max((rank - owner for rank, owner in one.links), default=0),
+    "ahead": lambda one: max((owner - rank for rank, owner in one.links), default=0),
     "hop_right": lambda one: max(((rank - owner) % one.case.world_size for rank, owner in one.links), default=0),
     "hop_left": lambda one: max(((owner - rank) % one.case.world_size for rank, owner in one.links), default=0),
     "attended": lambda one: int(one.attended.max(initial=0)),

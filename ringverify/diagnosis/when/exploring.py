@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from ringverify.cases.case import Case, sharding_names
 from ringverify.cases.inputs import has_ordinary_sinks
 from ringverify.diagnosis.when.board import Board
-from ringverify.diagnosis.when.conditions import HALF, MASKS, Condition, changing, features
+from ringverify.diagnosis.when.conditions import HALF, LARGE, MASKS, Condition, changing, features
 from ringverify.diagnosis.when.scores import FAR, FAR_OFF, meets, of_scores
 from ringverify.diagnosis.when.varying import FIELDS, Varying, effort
 
@@ -264,6 +264,8 @@ class Exploration:
             for seed, values in itertools.product(range(SEEDS), ("normal", self.case.values)):
                 for one in (self.case, *self.varying.of(self.case, "causal")):
                     self.failed(one.replace(seed=seed, values=values), expected=False)
+            for one, family in itertools.product((self.case, self._generous), LARGE):
+                self.failed(one.replace(values=family), expected=False)
         found = self._scored()
         for sign, limit in ((-1, "lowest"), (1, "highest")):
             if self.varying.c.scale and any(limit in one.about for one in found):

@@ -42,6 +42,9 @@ TOGETHER = {
 GEOMETRY = frozenset({"length", "cross lengths", "sharding", *MASKS})
 """Factors that decide together which keys a query attends, and on which ranks these are."""
 
+OF_HEADS = frozenset({"heads", "key heads"})
+"""Factors that decide which positions a branch of a dilation keeps."""
+
 OF_RANKS = frozenset({"ranks"})
 """Factors of a number of ranks, which seldom stands for anything else."""
 
@@ -235,6 +238,7 @@ def said(
     if not certain.keys().isdisjoint(GEOMETRY) or (more and not certain):
         # What decides which keys a query attends may stand for one another in ways that have no words.
         about |= GEOMETRY if beyond is None and not more else GEOMETRY | {"ranks"}
+        about |= OF_HEADS if case.problem.dilation is not None else set()
     outcomes = exploration.outcomes
     known = {name: outcomes[name] for name in exploration.varying.factors if name in outcomes}
     irrelevant = _irrelevant(known, about, exploration.undecided)

@@ -11,15 +11,17 @@ import numpy as np
 from ringref.attention import per_query_head
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
-from ringverify.diagnosis.when.conditions import Condition, Feature, Features, Placed, features
+from ringverify.diagnosis.when.conditions import MASKS, Condition, Feature, Features, Placed, features
 from ringverify.implementation import Capabilities
 
-SCORED = ("lowest", "highest", "growth", "rising", "unlike", "capped")
+SCORED = ("lowest", "highest", "spread", "hidden_above", "growth", "rising", "unlike", "capped")
 """Names of the features of scores."""
 
 FAR_OFF = {
     "lowest": "a query whose scores are all far below 0",
     "highest": "a score far above 0",
+    "spread": "a query with scores that lie far apart",
+    "hidden_above": "a query from which a mask hides a key with a score far above its others",
     "growth": "a query whose running maximum grows far at a later hop",
 }
 """Conditions on the size of scores in words, where their limit is not known."""
@@ -32,7 +34,8 @@ FAR = 10.0
 def of_scores(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in the attended scores of a case.
 
-    That is the lowest and the highest of what is each query's largest score, and whether, and how far, that of some
+    That is the lowest and the highest of what is each query's largest score, how far scores of one query lie apart,
+    and how far one that a mask hides from it lies above them; and whether, and how far, that of some
     query, known from an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1,
     rank − 2 and so on. And the largest score before a softcap, divided by that.
     """
@@ -43,10 +46,14 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     if p.softcap is not None:
         found["capped"] = float(np.abs(scores / p.softcap).max(initial=0.0, where=placed.pairs))
         scores = p.softcap * np.tanh(scores / p.softcap)
+    hidden = np.where(placed.pairs, -np.inf, scores).max(axis=-1, initial=-np.inf)
     scores = np.where(placed.pairs, scores, -np.inf)
     tops = scores.max(axis=-1, initial=-np.inf)
     if (some := tops[np.isfinite(tops)]).size:
         found |= {"lowest": float(some.min()), "highest": float(some.max())}
+        least = np.where(placed.pairs, scores, np.inf).min(axis=-1, initial=np.inf)
+        found["hidden_above"] = float((hidden[np.isfinite(tops)] - some).max(initial=-np.inf))
+        found["spread"] = float((some - least[np.isfinite(tops)]).max())
     blocks = np.stack([scores[..., held].max(axis=-1, initial=-np.inf) for held in placed.keys], axis=-1)
     for rank, held in enumerate(placed.queries):
         by_hop = blocks[:, :, held][..., (rank - np.arange(case.world_size)) % case.world_size]
@@ -86,6 +93,17 @@ def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
         text = f"a score above about {_about(highest)}"
         cost = 1.15 + highest * 1e-9
         yield Condition(text, about, cost, ("highest",), functools.partial(_at_least, "highest", highest))
+
+    for spread in {float(one["spread"]) for one in cases if float(one.get("spread", 0)) >= FAR}:
+        text = f"a query with scores that lie more than about {_about(spread)} apart"
+        cost = 1.2 + spread * 1e-9
+        yield Condition(text, about, cost, ("spread",), functools.partial(_at_least, "spread", spread))
+
+    for above in {float(one["hidden_above"]) for one in cases if float(one.get("hidden_above", 0)) >= FAR}:
+        text = f"a query from which a mask hides a key whose score is more than about {_about(above)} above its others"
+        cost = 1.14 + above * 1e-9
+        meets = functools.partial(_at_least, "hidden_above", above)
+        yield Condition(text, frozenset({"values", *MASKS}), cost, ("hidden_above",), meets)
 
     for growth in {float(one["growth"]) for one in cases if float(one["growth"]) >= FAR}:
         text = f"a query whose running maximum grows by more than about {_about(growth)} at a later hop"
