@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import random
+import re
 import zlib
 from zlib import crc32
 
@@ -186,6 +187,15 @@ RELATED = [
     ("causal, at least 3 ranks of an odd number, or 3 pairs of an even one",
      lambda one: one["causal"] and one["ring_of_pairs"]),
     ("at least 2 ranks, 3 keys or more on every rank", lambda one: one["keys_everywhere"] >= 3 and one["ranks"] > 1),
+    ("a query without keys on a rank other than the first", lambda one: one["keyless_after_first"]),
+    ("at least 3 ranks, a last rank that holds keys, and fewer than the one before it",
+     lambda one: one["ranks"] > 2 and one["shorter_than_before"]),
+    ("a segment length that neither divides a rank's shard nor is a multiple of it",
+     lambda one: one["unaligned_segment"]),
+    ("a block of keys at least 2 ranks away, either way round, that a mask hides from a rank in part",
+     lambda one: one["cut_far"]),
+    ("a query with keys at least 2 ranks before its own", lambda one: one["back"] >= 2),
+    ("a query with keys at least 2 ranks after its own", lambda one: one["ahead"] >= 2),
     ("a rank that holds a single key", lambda one: one["single_key"]),
     ("a rank that holds a single query", lambda one: one["single_query"]),
     ("a rank whose queries attend no key", lambda one: one["blind_rank"]),
@@ -297,6 +307,11 @@ def test_a_condition_that_relates_factors_is_found_again(text, planted):
         ("a query whose running maximum grows at a later hop", lambda one: one["rising"]),
         ("a query whose scores are all below about −", lambda one: one.get("lowest", 0) < -90),
         ("a score above about ", lambda one: one.get("highest", 0) > 90),
+        ("a query with scores that lie ", lambda one: one.get("spread", 0) > 90),
+        (
+            "a query from which a mask hides a key w",
+            lambda one: one.get("hidden_above", 0) > 90,
+        ),
         ("scores that are not small beside the softcap", lambda one: one.get("capped", 0) > 0.3),
     ],
 )
@@ -312,7 +327,7 @@ def test_a_condition_on_scores_is_found_again(text, planted):
     said = needs(smallest, fails, SCALED, drawn=drawn[-MIXED:])
     (told,) = [one.text for one in said.requires]
     assert told.startswith(text)
-    assert not told[-1].isdigit() or 90 <= int(told.split()[-1].strip("−")) <= 100
+    assert all(90 <= int(number) <= 100 for number in re.findall(r"\d+", told))
 
 
 @pytest.mark.parametrize("most", [70, 260])
