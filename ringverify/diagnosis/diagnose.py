@@ -484,8 +484,8 @@ def _refuted(
     """Return the hypotheses that further cases leave, of which as many are run as it takes to leave one sentence."""
     while len(_apart(named)) > 1 and (scene := next(scenes, None)) is not None:
         named = [one for one in named if stands(one, scene)] or named
-        fewest = min(len(one.excused) for one in named)
-        named = [one for one in named if len(one.excused) == fewest]
+        fewest = min(one.unexplained for one in named)
+        named = [one for one in named if one.unexplained == fewest]
     return named
 
 

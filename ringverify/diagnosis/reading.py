@@ -346,7 +346,7 @@ def hypotheses(
         dataclasses.replace(hypothesis_of(rule, when, padding), measured=rule.inferred)
         for rule in told_by
         for when in whens
-        for padding in (get_args(Padding) if any(one.pairs.padding.any() for one in found) else ("given",))
+        for padding in (get_args(Padding) if any(pairs_of(scene).padding.any() for scene in scenes) else ("given",))
     ]
 
 

@@ -135,6 +135,11 @@ class Standing:
         return not self.only or not self.excused
 
     @property
+    def unexplained(self) -> int:
+        """Number of right cases of which it predicts that they are wrong, though they have what it takes."""
+        return sum(all(one.holds(scene.case) for one in self.only) for scene in self.excused)
+
+    @property
     def may_be(self) -> bool:
         """Whether so much is explained that the fault can be named though its condition is not known."""
         return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.tile)

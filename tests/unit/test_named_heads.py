@@ -3,19 +3,21 @@
 import functools
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 import torch.distributed as dist
-from mechanisms import case_of, explaining, library, of_all_ranks, of_gradients, seen
+from mechanisms import case_of, explaining, library, of_all_ranks, of_gradients, seen, where
 
 from ringref import pattern
 from ringref.problem import Dilation
-from ringverify.diagnosis import overflowing
+from ringverify.diagnosis import overflowing, reading
 from ringverify.diagnosis.diagnose import _refuted
 from ringverify.diagnosis.gradients import crossing
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.standing import Standing
+from ringverify.diagnosis.when.needs import Requirement
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
@@ -441,3 +443,25 @@ def test_a_helper_that_takes_its_own_delta_is_told():
     assert not wrong_tensors(right)
     words = f"past hop ranks // 2: the backward takes delta of {crossing.OF_HOLDER}"
     assert words in explaining(crossing.hypotheses(wrong), wrong)
+
+
+def test_right_cases_that_lack_what_a_fault_needs_count_against_no_rule():
+    """One rule predicts something there, and the other nothing: neither is refuted."""
+    (scene,), _ = seen(Implementation(ring_of(STEPS), "right", EVERYTHING), [case_of()], gradients=False)
+    causal = Requirement("causal", lambda case: case.problem.causal)
+    says, silent = (Hypothesis(text, STEPS, judge=lambda scene, x=x: x) for text, x in (("a", None), ("b", 0.0)))
+    named = [Standing(says, 0.0, only=(causal,)), Standing(silent, 0.0, only=(causal,))]
+    assert _refuted(named, iter([scene]), Standing.stands) == named
+    assert (
+        _refuted([Standing(says, 0.0), Standing(silent, 0.0)], iter([scene]), Standing.stands)[0].hypothesis is silent
+    )
+
+
+def test_padding_that_only_further_cases_have_may_have_been_cleared():
+    """Cases that were read have none, and those that a rule is held against do."""
+    steps = where(lambda here, owner, i, j: j > 0)
+    scenes, probe = seen(
+        Implementation(ring_of(steps), "masked", EVERYTHING), [case_of(), case_of(key_lengths=(7,))], gradients=False
+    )
+    numbers = [len(reading.hypotheses(some, probe, lambda: 1)) for some in (scenes[:1], scenes)]
+    assert numbers[1] == len(get_args(reading.Padding)) * numbers[0]

@@ -196,6 +196,8 @@ RELATED = [
      lambda one: one["cut_far"]),
     ("a query with keys at least 2 ranks before its own", lambda one: one["back"] >= 2),
     ("a query with keys at least 2 ranks after its own", lambda one: one["ahead"] >= 2),
+    ("a query with keys past the shortest of key_lengths", lambda one: one["past_shortest"]),
+    ("a key that queries of at least 2 ranks attend", lambda one: one["readers"] >= 2),
     ("a rank that holds a single key", lambda one: one["single_key"]),
     ("a rank that holds a single query", lambda one: one["single_query"]),
     ("a rank whose queries attend no key", lambda one: one["blind_rank"]),

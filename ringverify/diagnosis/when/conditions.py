@@ -411,6 +411,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.inside(one.p.key_lengths or ())),
     "no_key_entry": ("a batch entry without keys", "key_lengths", 1.4,
         lambda one: one.p.key_lengths is not None and 0 in one.p.key_lengths),
+    "past_shortest": ("a query with keys past the shortest of key_lengths", "key_lengths+batch", 1.395,
+        lambda one: one.p.key_lengths is not None and bool(one.pairs[..., min(one.p.key_lengths) :].any())),
     "ragged": ("key_lengths that differ between batch entries", "key_lengths+batch", 1.4,
         lambda one: one.p.key_lengths is not None and len(set(one.p.key_lengths)) > 1),
     "dilation": ("dilation", "dilation", 1.0, lambda one: one.p.dilation is not None),
@@ -695,6 +697,7 @@ SIZES: dict[str, tuple[str, str, float]] = {
 REACHED: dict[str, tuple[str, float]] = {
     "blocks": ("a query with keys on at least {} ranks", 1.35),
     "distance": ("a query with keys at least {} ranks away", 1.4),
+    "readers": ("a key that queries of at least {} ranks attend", 1.43),
     "back": ("a query with keys at least {} ranks before its own", 1.42),
     "ahead": ("a query with keys at least {} ranks after its own", 1.42),
     "hop_right": ("a query with keys that a ring which sends to the right brings at hop {} or later", 1.46),
@@ -761,6 +764,9 @@ class _Looked(Features):
 LATER: dict[str, Callable[[Placed], Feature]] = {
     "blocks": lambda one: int(one.owners.sum(axis=-1).max(initial=0)),
     "distance": lambda one: max((abs(rank - owner) for rank, owner in one.links), default=0),
+    "readers": lambda one: int(
+        np.sum([one.pairs[:, :, held].any(axis=(0, 1, 2)) for held in one.queries], axis=0).max(initial=0)
+    ),
     "back": lambda one: max((rank - owner for rank, owner in one.links), default=0),
     "ahead": lambda one: max((owner - rank for rank, owner in one.links), default=0),
     "hop_right": lambda one: max(((rank - owner) % one.case.world_size for rank, owner in one.links), default=0),
