@@ -547,13 +547,14 @@ for of_scores, top in zip((True, False), MAXIMA, strict=True):
 def _of_latest_block(*, skipping: bool, spared: bool = False) -> Steps:
     """Take the maximum of each block for that of all so far; blocks of which a rank attends nothing may be skipped.
 
-    If spared, nothing is lost where the last block has no key for a row: its maximum counts as 0 at the end.
+    One without keys always is: it has no maximum. If spared, nothing is lost where the last block has no key for a
+    row: its maximum counts as 0 at the end.
     """
 
     def accumulate(steps: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
         if running is None:
             return new
-        if skipping and not bool((new[2] > -math.inf).any()):
+        if not len(here.shards[(here.rank - hop) % here.size]) or (skipping and not bool((new[2] > -math.inf).any())):
             return running
         factor = torch.exp(running[2] - torch.where(new[2] == -math.inf, 0.0, new[2]))
         return factor[..., None] * running[0] + new[0], factor * running[1] + new[1], new[2]
