@@ -369,7 +369,7 @@ def test_causes_of_which_one_says_more_are_parted_by_a_case_that_only_one_says_f
 
     inquiry = SimpleNamespace(
         _smallest=Scene(alone, declared, run(alone)), _capabilities=declared, _seconds=60.0, _observe=observe,
-        _patience_of=lambda seconds: SimpleNamespace(left=lambda: 1.0),
+        _patience_of=lambda seconds: SimpleNamespace(left=lambda: 1.0), _stands=Standing.stands,
     )  # fmt: skip
     plain = case_of(heads=1)  # none of them says that it fails: it is not run
     found = SimpleNamespace(
