@@ -153,6 +153,7 @@ ALONE = {"equal_lse", "all_empty", "low_precision", "nan_seen", "empty_gradients
 
 
 @pytest.mark.parametrize("id", PROPERTIES)
+@pytest.mark.by_day(5)
 def test_every_property_surely_finds_a_fault_and_most_find_one_that_no_other_does(id):
     """With every seed of three, within half of the examples that the quick suite has."""
     wrong, half = SURELY[id], PROPERTIES[id].examples // 2

@@ -71,6 +71,7 @@ def test_a_derivative_that_is_missing_in_one_gradient_is_told():
 
 
 @pytest.mark.parametrize("what", WRITTEN)
+@pytest.mark.by_day(1)
 def test_a_workspace_that_is_not_cleared_is_told(what):
     """Its rows, halves or blocks get once more what an earlier block left."""
     case = case_of(causal=True, query_length=16, window=(2, 0))

@@ -634,6 +634,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("words", TOLD)
+@pytest.mark.by_day(16)
 def test_a_mask_made_otherwise_is_told(words):
     """Among the rules that give what was read and predict the numbers of all cases."""
     steps, cases = TOLD[words]
@@ -862,6 +863,7 @@ def numbered_from_the_first(q, k, v, call):
         ),
     ],
 )
+@pytest.mark.by_day(3)
 def test_zeros_that_are_attended_for_keys_are_told(attend, declared, cases, words):
     """By how often they are, as lse says."""
     declared = Capabilities(gradients=False, lse=True, **declared)

@@ -295,6 +295,7 @@ def test_a_page_that_is_not_full_is_early_if_its_rank_holds_more(pages, early):
 
 
 @pytest.mark.parametrize(("text", "planted"), RELATED, ids=[text for text, _ in RELATED])
+@pytest.mark.by_day(24)
 def test_a_condition_that_relates_factors_is_found_again(text, planted):
     """By other cases mixed with the failing one: in these, all but a few factors differ at once."""
     said, fails, drawn = found(planted, EVERYTHING, mixed=MIXED)
@@ -600,6 +601,7 @@ def faulty(there):
         (lambda q, call: q.size(1) > 3 and call.world_size > 1, ["at least 2 ranks", "4 tokens or more on a rank"]),
     ],
 )
+@pytest.mark.by_day(3)
 def test_a_fault_of_a_ring_is_told_with_its_condition(there, says, monkeypatch):
     """On wrong values, whether or not the cause has a name; the property's own cases are not the limit."""
     monkeypatch.setattr("ringverify.check.explaining.NEEDS_SECONDS", 60.0)
