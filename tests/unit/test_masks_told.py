@@ -104,6 +104,39 @@ def in_segments_of_equal_shards(here, owner, i, j):
     return i // w >= here.rank * -(-here.problem.nk // here.size) // w
 
 
+def in_segments_of_short_shards(here, owner, i, j):
+    """Queries in the segments in which their rank would lie, were all shards as long as the shortest."""
+    ((w, _),) = here.problem.dilation.branches
+    share = here.problem.nk // here.size
+    return (i // w >= here.rank * share // w) & (i // w <= ((here.rank + 1) * share - 1) // w)
+
+
+def given_of_last_segment(here, owner, i, j):
+    """Of other ranks' keys, those of the segment of the last row."""
+    ((w, _),) = here.problem.dilation.branches
+    return (j // w == i.max() // w) | torch.tensor(owner == here.rank)
+
+
+def from_later_piece(here, owner, i, j):
+    """Queries meet later ranks' keys from as many rows on as the early piece of those has positions."""
+    early = len(pieces(here.problem.nk, 2 * here.size)[owner])
+    return torch.arange(len(i))[:, None] >= early if owner > here.rank else j <= i
+
+
+def skipped_by(*, last_query=None, last_key=None):
+    """Blocks whose ends are compared, one of which is miscounted from the first row of its shard."""
+
+    def kept(here, owner, i, j):
+        if not i.numel() or not j.numel():
+            return True
+        query = int(i.max()) if last_query is None else int(i.min()) + last_query(here) - 1
+        key = int(j.max()) if last_key is None else int(j.min()) + last_key(here) - 1
+        left, right = here.problem.window
+        return (right is None or int(j.min()) <= query + right) and (left is None or key >= int(i.min()) - left)
+
+    return where(lambda *at: torch.tensor(kept(*at)))
+
+
 def up_to_own_piece(here, owner, i, j):
     """Of earlier ranks, as many keys as the rank's own early piece has positions."""
     early = len(pieces(here.problem.nk, 2 * here.size)[here.rank])
@@ -593,6 +626,31 @@ TOLD = {
     "piece: where the two pieces differ in length, a row is one too few or too many": (
         where(up_to_own_piece),
         [case_of(causal=True, sharding="zigzag", query_length=n, size=size) for n, size in ((7, 3), (10, 4))],
+    ),
+    "which segments of a dilation a rank lies in is told as if every rank held length // ranks positions: its queries "
+    "in others attend nothing there": (
+        where(in_segments_of_short_shards),
+        [case_of(dilation=Dilation(((w, 1),), heads="split"), query_length=n, size=4) for w, n in ((2, 11), (3, 14))],
+    ),
+    "of other ranks' keys, a rank is given those of the segment of its last row that a branch of the dilation covers, "
+    "and none of other segments": (
+        where(given_of_last_segment),
+        [case_of(dilation=Dilation(((w, 1),), heads="split"), query_length=n) for w, n in ((3, 13), (4, 14))],
+    ),
+    "under a causal mask, queries meet a later rank's zigzag shard from the length of that rank's early piece on: "
+    "where the two pieces differ in length, a row is one too few or too many": (
+        by_pattern(from_later_piece),
+        [case_of(causal=True, sharding="zigzag", query_length=n, size=size) for n, size in ((7, 3), (10, 4))],
+    ),
+    "a block is skipped if its last key lies before the window of the rank's first query, as if every rank held an "
+    "equal share of the keys, rounded down": (
+        skipped_by(last_key=lambda here: here.problem.nk // here.size),
+        [case_of(window=(left, None), query_length=n, size=size) for left, n, size in ((1, 11, 3), (1, 14, 4))],
+    ),
+    "a block is skipped if its first key lies after the window of the rank's last query, as if every rank held an "
+    "equal share of the queries, rounded down": (
+        skipped_by(last_query=lambda here: here.problem.nk // here.size),
+        [case_of(window=(None, right), query_length=n, size=size) for right, n, size in ((1, 11, 3), (1, 14, 4))],
     ),
     "the keys that a rank fetches end with the document of its first query, not of its last": (
         where(up_to_first_document),

@@ -346,6 +346,10 @@ def test_a_maximum_that_is_scaled_by_a_negative_number_is_told(scale):
         (", where a rank holds no keys", lambda case, held: any(not len(keys) for keys in held)),
         (", where a rank holds no keys below the longest key length",
          lambda case, held: any((keys >= max(case.problem.key_lengths or (99,))).all() for keys in held)),
+        (", where a rank has no key for the row",
+         lambda case, held: torch.stack([
+             torch.stack([(keys >= length).all() for keys in held]).any() for length in case.key_lengths or (99, 99)
+         ])[:, None, None, None] | any(not len(keys) for keys in held)),
     ],
 )  # fmt: skip
 def test_a_maximum_of_a_rank_without_keys_that_is_taken_for_0_is_told(where, begins_at_0):
@@ -361,7 +365,7 @@ def test_a_maximum_of_a_rank_without_keys_that_is_taken_for_0_is_told(where, beg
         s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
         s = s.masked_fill(hidden[:, None, None], -math.inf)
         top = s.amax(-1, keepdim=True)
-        top = top.clamp(min=0.0) if begins_at_0(call, held) else top
+        top = torch.where(torch.as_tensor(begins_at_0(call, held)), top.clamp(min=0.0), top)
         weights = (s - top).exp()
         total = weights.sum(-1)
         out = torch.einsum("bhqk,bkhd->bqhd", weights / torch.where(total == 0, 1.0, total)[..., None], v)
@@ -374,7 +378,7 @@ def test_a_maximum_of_a_rank_without_keys_that_is_taken_for_0_is_told(where, beg
     low = {"size": 3, "sharding": "striped", "values": "large_scores", "batch": 2}
     cases = [
         case_of(**low, key_length=n, key_lengths=lengths, seed=seed)
-        for n, lengths in ((1, None), (2, None), (3, None), (4, (2, 1)))
+        for n, lengths in ((1, None), (2, None), (3, None), (4, (2, 1)), (4, (4, 1)))
         for seed in range(5)
     ]
     scenes, _ = seen(Implementation(attend, "shared maximum", declared), cases, gradients=False)

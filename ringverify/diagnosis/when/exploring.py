@@ -79,6 +79,9 @@ NEAR = 1.1
 CLOSE = 1.25
 """Ratio of the least score that fails to the largest below it that passes up to which the limit is told as a number."""
 
+EXCEPTIONS = 2
+"""Cases that have to pass with all conditions before it is said that it takes more."""
+
 MIXED = 5
 """Drawn cases that are mixed with the failing one before single factors are varied, and after."""
 

@@ -23,7 +23,7 @@ from ringverify.cases.running import Observation
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.when.conditions import LARGE, MASKS, Condition, changing
-from ringverify.diagnosis.when.exploring import BASES, Exploration, Spent
+from ringverify.diagnosis.when.exploring import BASES, EXCEPTIONS, Exploration, Spent
 from ringverify.diagnosis.when.needs import Needs, Requirement, said
 from ringverify.diagnosis.when.varying import effort
 from ringverify.implementation import Capabilities
@@ -42,9 +42,6 @@ RUNS = 60
 
 TURNED = 16
 """Cases that fail of which a factor is varied that is said not to matter."""
-
-EXCEPTIONS = 2
-"""Cases that have to pass by the cause, and in a run, with all conditions, before it is said that it takes more."""
 
 MOST = 6
 """Such cases that are run, at most: further runs may drop a condition that some of them need."""

@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from ringverify.diagnosis.when.exploring import BASES, Spent
+from ringverify.diagnosis.when.exploring import BASES, EXCEPTIONS, Spent
 from ringverify.diagnosis.when.needs import Needs, said
 
 RUNS = 90
@@ -18,9 +18,6 @@ ROUND = 6
 
 BACKED = 8
 """Cases that have to pass without one condition alone before it is said beside one without words."""
-
-EXCEPTIONS = 2
-"""Cases that have to pass with all conditions before it is said that it takes more."""
 
 
 def held_against_runs(needs: Needs, *, gradients: bool, left: Callable[[], float]) -> Needs:
