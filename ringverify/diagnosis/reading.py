@@ -54,6 +54,9 @@ WRONG = 4
 EXCUSED = 1.5
 """What a rule costs that is wrong of right cases, in parts: the fault is not there in every case."""
 
+PLAIN = 3.0
+"""What an inferred rule costs, at most, that is wrong of right cases: one that takes more words may fit by chance."""
+
 LIMITED = 0.4
 """What it costs, in parts, to limit a rule to one for the sake of right cases alone."""
 
@@ -357,7 +360,8 @@ def _inferred(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]
     every = [*cases, *right], [*seen, *(pairs.true for pairs in right)], [*unsure, *([False] * len(right))]
     found = [(made.cost, made) for made in inferring.inferred(*every)]
     if right:
-        found += [(made.cost + EXCUSED, made) for made in inferring.inferred(cases, seen, unsure)]
+        excused = (made for made in inferring.inferred(cases, seen, unsure) if made.cost <= PLAIN)
+        found += [(made.cost + EXCUSED, made) for made in excused]
     for _, made in sorted(found, key=lambda each: each[0])[:TRIED]:
         yield Rule(made, (), inferred=True)
 
