@@ -1116,7 +1116,7 @@ def test_a_right_case_of_another_sharding_limits_no_rule():
     cases.append(case_of(causal=True, query_length=25, size=8, heads=4))
     found = diagnose(
         lambda c: runner.run(c, gradients=False), cases, implementation.capabilities,
-        probe=lambda case, inputs: runner.run(case, gradients=False, inputs=inputs), hypotheses=(),
+        probe=lambda case, inputs: runner.run(case, gradients=False, inputs=inputs),
     )  # fmt: skip
     says = "made with keys at positions counted from the owner times the number of keys of the rank in hand"
     assert found.text.split(" (residual")[0] in (f"the causal mask is {says}", f"the mask is {says}")
@@ -1477,7 +1477,7 @@ def test_rows_that_are_not_computed_are_told_from_rows_that_attend_nothing():
     def run(case, inputs=None):
         return runner.run(case, gradients=False, inputs=inputs)
 
-    found = diagnose(run, [case_of(causal=True), case_of(size=2, causal=True)], declared, probe=run, hypotheses=())
+    found = diagnose(run, [case_of(causal=True), case_of(size=2, causal=True)], declared, probe=run)
     assert found.text.startswith("on the last rank: nothing is computed: results are 0, lse too")
 
 
