@@ -217,6 +217,8 @@ IN_SHARDS = (
     Quantity("the key length of the first batch entry", lambda pairs: _length(pairs)[:1], 1.2),
     Quantity("ranks · ⌊key length / ranks⌋", lambda pairs: _length(pairs) // pairs.size * pairs.size, 1.5),
     Quantity("ranks · ⌊keys / ranks⌋", lambda pairs: pairs.problem.nk // pairs.size * pairs.size, 1.5),
+    Quantity("the first query of the query's shard, counted from 0", lambda p: _ends(p.queries, False), 1.6),
+    Quantity("the last query of the query's shard, counted from 0", lambda p: _ends(p.queries, True), 1.6),
 )
 
 WINDOW_ENDS = (

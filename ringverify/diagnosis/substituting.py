@@ -11,6 +11,7 @@ import torch
 
 from ringref.attention import Intermediates, attention, per_query_head
 from ringref.problem import Problem
+from ringref.rounding import LARGEST
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
 from ringverify.diagnosis.pairs import Ints, Mask, pairs_of
 from ringverify.diagnosis.reading import finite, unmasked
@@ -251,6 +252,69 @@ def _seen_on_own(scene: Scene) -> Mask:
     return found
 
 
+_LOST: dict[str, tuple[float, float]] = {
+    dtype: (float(np.log(np.finfo(dtype).tiny)), float(np.log(np.finfo(dtype).smallest_subnormal) - 1))
+    for dtype in ("float32", "float64")
+}
+"""Logarithms of numbers below which a dtype has fewer digits, and below which it has 0 instead."""
+
+
+def _agree_where_sure(scene: Scene, out: Array, lse: Array, unsure: Mask) -> float | None:
+    """Return whether results are those that are expected, `(B, Nq, H, E)` and `(B, H, Nq)`, but in unsure rows.
+
+    Arrays are changed.
+    """
+    for rank, held in enumerate(scene.shards[0]):
+        there = unsure[..., held]
+        out[:, held] = np.where(there.swapaxes(1, 2)[..., None], scene.seen("out", rank), out[:, held])
+        if "lse" in scene.tensors:
+            lse[..., held] = np.where(there, scene.seen("lse", rank), lse[..., held])
+    return agree_but_for(scene, {"out": out, "lse": lse})
+
+
+def _judge_maximum_without_sinks(scene: Scene) -> float | None:
+    """Judge a maximum of the scores alone, 0 without any, less which exp(sink) overflows, or is 0 in rows without keys.
+
+    A sink that overflows leaves nothing of out, as it should.
+    """
+    top, sinks = _highest(scene), scene.inputs.sinks
+    if sinks is None:
+        return None if wrong_tensors(scene) else 0.0
+    if any(name not in ("out", "lse") for name in scene.tensors):
+        return None
+    few, none = _LOST[scene.pipeline.sums]
+    alone = np.isneginf(top)
+    above = sinks[:, None] - np.where(alone, 0.0, top)
+    lse = np.where(above > np.log(LARGEST[scene.pipeline.sums]), np.inf, _inner(scene).lse)
+    lse = np.where(alone & (above < none), -np.inf, lse)
+    return _agree_where_sure(scene, scene.truth.out.copy(), lse, alone & (above >= none) & (above < few))
+
+
+def _judge_shared_maximum(axes: tuple[int, ...], scene: Scene) -> float | None:
+    """Judge a maximum that is one for all rows of a rank, along axes of `(B, H, S)`: rows far below are lost."""
+    if any(name not in ("out", "lse") for name in scene.tensors):
+        return None
+    few, none = _LOST[scene.pipeline.sums]
+    top, below = _highest(scene), np.zeros(_inner(scene).lse.shape)
+    for held in scene.shards[0]:
+        if len(held) and not scene.replicated:
+            below[..., held] = top[..., held] - top[..., held].max(axis=axes, keepdims=True)
+    if scene.replicated and top.size:
+        below = top - top.max(axis=axes, keepdims=True)
+    lost = (below < none) & np.isfinite(top)
+    out = np.where(lost.swapaxes(1, 2)[..., None], 0.0, scene.truth.out)
+    lse = np.where(lost, -np.inf, _inner(scene).lse)
+    return _agree_where_sure(scene, out, lse, (below >= none) & (below < few))
+
+
+ROWS_OF: dict[str, tuple[int, ...]] = {
+    "in each head": (-1,),
+    "of all heads": (-2, -1),
+    "of the whole batch": (-3, -2, -1),
+}
+"""Rows of a rank that may share a maximum, as axes of `(B, H, S)`."""
+
+
 def _judge_sinks_of_rows(seen: Callable[[Scene], Mask]) -> Callable[[Scene], float | None]:
     """Return the judge of sinks that are lost in rows which attend no key of some rank.
 
@@ -265,17 +329,11 @@ def _judge_sinks_of_rows(seen: Callable[[Scene], Mask]) -> Callable[[Scene], flo
             return None
         keys = _summed(scene, inner.scores, inner.m, sinks=False)
         lse = np.where(seen(scene), inner.lse, keys)
-        smallest = np.finfo(np.float64 if scene.pipeline.sums == "float64" else np.float32).tiny
         with np.errstate(invalid="ignore"):
             share = np.where(np.isneginf(lse), 0.0, np.exp(inner.lse - lse)).swapaxes(1, 2)[..., None]
-            unsure = (lse != inner.lse) & (keys - scene.inputs.sinks[:, None] < np.log(smallest)) & (keys > -np.inf)
-        out = scene.truth.out * share
-        for rank, held in enumerate(scene.shards[0]):
-            there = unsure[..., held]
-            out[:, held] = np.where(there.swapaxes(1, 2)[..., None], scene.seen("out", rank), out[:, held])
-            if "lse" in scene.tensors:
-                lse[..., held] = np.where(there, scene.seen("lse", rank), lse[..., held])
-        return agree_but_for(scene, {"out": out, "lse": lse})
+        below = keys - scene.inputs.sinks[:, None]
+        unsure = (lse != inner.lse) & (below < _LOST[scene.pipeline.sums][0]) & (keys > -np.inf)
+        return _agree_where_sure(scene, scene.truth.out * share, lse, unsure)
 
     return judge
 
@@ -363,6 +421,19 @@ SUBSTITUTED: list[Hypothesis] = [
         for with_sinks, text in ((False, "of the scores, as these are"), (True, "of scores and sinks, as these are"))
     ),
     *(Hypothesis(f"lse {text}", STEPS, judge=_judge_lse(of)) for text, of in LSES.items()),
+    Hypothesis(
+        "the maximum that is subtracted leaves sinks out: lse is infinite where exp(sink - largest score) overflows",
+        STEPS,
+        judge=_judge_maximum_without_sinks,
+    ),
+    *(
+        Hypothesis(
+            f"the maximum that is subtracted is one for all rows of a rank, {text}: rows far below it are lost",
+            STEPS,
+            judge=functools.partial(_judge_shared_maximum, axes),
+        )
+        for text, axes in ROWS_OF.items()
+    ),
     *(
         Hypothesis(f"the sink is lost in rows without a key {text}", STEPS, judge=_judge_sinks_of_rows(seen))
         for text, seen in LACKING.items()

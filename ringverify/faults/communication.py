@@ -448,6 +448,20 @@ FAULTS.add(
 )
 
 
+def _both(of: str) -> Steps:
+    """Take the keys of a block for its values too, or its values for its keys, where they have the same shape."""
+
+    def changed(here: Here, hop: int, owner: int, block: Block) -> Block:
+        one: Tensor = getattr(block, of)
+        return Block(one, one) if block.k.shape == block.v.shape else block
+
+    return blocks(changed)
+
+
+FAULTS.cause("values stand in the place of keys, where both have the same shape", _both("v"))
+FAULTS.cause("keys stand in the place of values, where both have the same shape", _both("k"))
+
+
 def of_another_hop(hop_of: Callable[[int, int], int], names: str) -> Steps:
     """Work on keys, or values, of another hop's block, by hop and number of ranks, masked as those of this one."""
     return replace(STEPS, hop_of=lambda name, hop, size: hop_of(hop, size) if name in names else hop)
@@ -466,6 +480,7 @@ HOPS: dict[str, Callable[[int, int], int]] = {
     ),
     "that of the last hop that was in the same of two buffers": lambda hop, size: hop + (size - 1 - hop) // 2 * 2,
     "from hop 1 on that of the last hop": lambda hop, size: hop and size - 1,
+    "from hop 1 on that of hop 1, as every rank sends its own": lambda hop, size: min(hop, 1),
     "the rank's own was one of two buffers, and its place on the way is taken by the last one received into it": (
         lambda hop, size: (hop + (size - 1) // 2 * 2) % size
     ),

@@ -111,6 +111,13 @@ OF_LARGEST = {
 }
 """How often the largest score may have the gradient of lse beside its weight's part of it, in words."""
 
+AFTER: dict[str, Callable[[Terms], Array]] = {
+    "the multiplication by the scale": lambda terms: terms.factor / terms.scene.problem.scale_value,
+    "the derivative of the softcap": lambda terms: terms.flat,
+    "the derivative of the softcap and the scale": lambda terms: terms.p,
+}
+"""What the cotangent of lse is then multiplied by, `(B, H, Nq, Nk)`, by what comes before it."""
+
 NORMALISERS: dict[str, Callable[[Terms], Array | None]] = {
     "the largest score of a row": lambda terms: _largest(terms, terms.scene.truth.intermediates.scores),
     "the lse of the keys without the sink": lambda terms: _without_sink(terms),
@@ -171,6 +178,11 @@ def _with_normaliser(normaliser: Callable[[Terms], Array | None], terms: Terms) 
     there = np.isfinite(lse) & np.isfinite(other)
     times = np.exp(np.where(there, lse, 0.0) - np.where(there, other, 0.0))[..., None]
     return _with_weights(times, terms.delta, terms)
+
+
+def _with_cotangent_added(weight: Callable[[Terms], Array], terms: Terms) -> Gradients:
+    """Return what changes if the cotangent of lse has another factor in the gradient of the scores."""
+    return terms.sums(("dq", "dk"), (weight(terms) - terms.factor) * terms.dlse, terms.p)
 
 
 def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradients:
@@ -236,7 +248,9 @@ def _changes() -> Iterator[tuple[str, Change, Change]]:
     for text, weighed in DETACHED.items():
         says = f"the weights with which {text} are merged have no gradient: they are detached"
         yield says, functools.partial(_with_detached, weighed), _no_larger
-
+    for text, weight in AFTER.items():
+        says = f"the cotangent of lse is added to the gradient of the scores after {text} instead of before"
+        yield says, functools.partial(_with_cotangent_added, weight), _no_larger
     for text, parts in MAXIMA.items():
         for what, times in OF_LARGEST.items():
             yield what.format(text), functools.partial(_with_part_of_largest, parts, times), _no_larger

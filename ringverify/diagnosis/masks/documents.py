@@ -183,8 +183,13 @@ def _spanning(before: bool, after: bool, pairs: Pairs) -> Counts | None:
     return np.where(lost & (number >= 0), 0, pairs.true)
 
 
-def _until_one_is_absent(pairs: Pairs) -> Counts | None:
-    """Return counts without what shards have of documents after the first one of which they have nothing."""
+def _until_one_is_absent(sides: str, pairs: Pairs) -> Counts | None:
+    """Return counts without what shards have of documents after the first one of which they have nothing.
+
+    Args:
+        sides: "qk", or the one side of which it is so.
+        pairs: the pairs.
+    """
     documents = pairs.problem.documents
     if documents is None or pairs.case.replicated:
         return None
@@ -197,7 +202,10 @@ def _until_one_is_absent(pairs: Pairs) -> Counts | None:
             first[rank] = next((n for n in range(len(offsets) - 1) if n not in there), len(offsets))
         return (number > first[x.rank]).astype(np.int64)
 
-    return np.where((lost(pairs.queries) > 0) | (lost(pairs.keys) > 0), 0, pairs.true)
+    found = pairs.true
+    for side, x in (("q", pairs.queries), ("k", pairs.keys)):
+        found = np.where(lost(x) > 0, 0, found) if side in sides else found
+    return found
 
 
 def _whole_blocks(pairs: Pairs) -> Mask:
@@ -291,11 +299,9 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
         _slices_exchanged,
         1.25,
     )
-    yield Otherwise(
-        "what a rank has of documents after the first one of which it has nothing is left out, of queries and keys",
-        _until_one_is_absent,
-        0.5,
-    )
+    for sides, whose in (("qk", ", of queries and keys"), ("q", ", of queries"), ("k", ", of keys")):
+        says = f"what a rank has of documents after the first one of which it has nothing is left out{whose}"
+        yield Otherwise(says, functools.partial(_until_one_is_absent, sides), 0.5)
     for before, after, which in (
         (True, True, "begins before the rank's shard and ends after it"),
         (True, False, "begins before the rank's shard"),

@@ -110,7 +110,14 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         yield _with_zeros(
             "the next team is sent the block that is at hand after the ring within a team, not the one that this began "
             "with: it is taken for that of another member, of its length and at its positions" + grid.whose,
-            functools.partial(_of_another_member, grid),
+            functools.partial(_of_another_member, _further_on, grid),
+            1.0,
+        )
+        yield _with_zeros(
+            "whose block it is, in a ring of teams, is told by subtracting hops from the rank, as in one ring: a later "
+            "member's is taken for that of the same member of the team before, of its length and at its positions"
+            + grid.whose,
+            functools.partial(_of_another_member, _of_team_before, grid),
             1.0,
         )
     for where, begins in CUT.items():
@@ -299,8 +306,25 @@ def _cut_elsewhere(begins: Callable[[int, int], list[int]], pairs: Pairs) -> tup
     return counts, zeros
 
 
-def _of_another_member(grid: Grid, pairs: Pairs) -> tuple[Counts, Counts]:
-    """Return counts of keys, and of zeros, if a block that comes from t teams away is that of a member t further on."""
+Mistaken = Callable[[Pairs, int, Ints, int], Ints]
+"""Whose block one is that is taken for an owner's (`way` 1), or for whose it is taken (−1), by ranks of a team."""
+
+
+def _further_on(pairs: Pairs, each: int, owner: Ints, way: int) -> Ints:
+    """A block that comes from t teams away is that of a member t further on."""
+    away: Ints = (pairs.rank // each - owner // each) % (pairs.size // each)
+    found: Ints = owner // each * each + (owner + way * away) % each
+    return found
+
+
+def _of_team_before(pairs: Pairs, each: int, owner: Ints, way: int) -> Ints:
+    """A block of a later member is taken for one of the team before: hops are subtracted from the rank."""
+    found: Ints = (owner + way * each * (owner % each > pairs.rank % each)) % pairs.size
+    return found
+
+
+def _of_another_member(mistaken: Mistaken, grid: Grid, pairs: Pairs) -> tuple[Counts, Counts]:
+    """Return counts of keys, and of zeros, if a block in a ring of teams is taken for that of another rank."""
     teams, keys, size = grid.teams(pairs.case), pairs.keys, pairs.size
     zeros = np.zeros(pairs.true.shape[:3], dtype=np.int64)
     each = len(teams[0])
@@ -308,9 +332,7 @@ def _of_another_member(grid: Grid, pairs: Pairs) -> tuple[Counts, Counts]:
         return pairs.true, zeros
 
     def shifted(owner: Ints, way: int) -> Ints:
-        away: Ints = (pairs.rank // each - owner // each) % len(teams)
-        found: Ints = owner // each * each + (owner + way * away) % each
-        return found
+        return mistaken(pairs, each, owner, way)
 
     lengths = np.array([len(held) for held in keys.shards])
     as_of = np.broadcast_to(shifted(pairs.owner, -1), pairs.true.shape[2:])

@@ -223,6 +223,14 @@ POSITIONS: dict[str, At] = {
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
     "of zigzag pieces that are all as long as the longest": _in_longest_pieces,
+    "of shards, or of zigzag pieces, that are all as long as the longest": lambda pairs, x: (
+        _in_longest_pieces(pairs, x)
+        if pairs.case.sharding == "zigzag"
+        else x.rank * -(-x.total // pairs.size) + x.place
+        if pairs.case.sharding == "contiguous"
+        else x.p
+    ),
+    "that are not before that of the first key": lambda pairs, x: np.maximum(x.p, -pairs.problem.diagonal),
     "of the rows at the same places in the early zigzag piece": _of_one_piece(early=True),
     "of the rows at the same places in the late zigzag piece": _of_one_piece(early=False),
     "of late zigzag pieces counted back in length // (2 ranks) rows": _in_pieces(early=False),
