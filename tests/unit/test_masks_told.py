@@ -1,5 +1,6 @@
 """Masks that are made otherwise are told by what is read of them: tiles, slices, positions, heads."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -171,6 +172,28 @@ def by_pattern(counts):
         return torch.as_tensor(m).expand(p.batch, p.heads, len(here.call.positions), len(here.shards[owner])).long()
 
     return replace(STEPS, pattern=pattern)
+
+
+def before_an_absent_one(here, owner, i, j):
+    """Queries count up to the first document of which their rank has none."""
+    cuts = here.problem.documents
+    absent = [end for begin, end in itertools.pairwise(cuts) if not ((i >= begin) & (i < end)).any()]
+    return i < min(absent, default=cuts[-1])
+
+
+def in_longest_pieces(here, owner, i, j):
+    """Keys of a piece lie where they would if all pieces before it were as long as the longest."""
+    n, zigzag = here.problem.nk, here.call.sharding == "zigzag"
+    every = pieces(n, 2 * here.size if zigzag else here.size)
+    begins = {piece[0]: number * len(every[0]) for number, piece in enumerate(every) if len(piece)}
+    of = {position: begins[piece[0]] + place for piece in every for place, position in enumerate(piece)}
+    return torch.tensor([[of[position] for position in j[0].tolist()]]) <= i
+
+
+def of_team_before(here, owner, i, j):
+    """In teams of two, the second member's block is taken by the first one for that of the team before."""
+    taken = (owner - 2) % here.size if owner % 2 > here.rank % 2 else owner
+    return here.shards[taken][None] <= i
 
 
 def exchanged(here, owner, i, j):
@@ -412,6 +435,38 @@ TOLD = {
             case_of(query_length=n, key_length=n - 4, window=(left, right), size=size)
             for n, left, right, size in ((12, 1, 2, 3), (14, 2, 5, 2), (16, 0, 3, 4))
         ],
+    ),
+    "keys are left out where the key's position ≥ the last query of the query's shard, counted from 0 + 1": (
+        where(lambda here, owner, i, j: j <= here.call.positions[-1]),
+        [
+            case_of(causal=True, query_length=n, key_length=n + more, size=size)
+            for n, more, size in ((6, 4, 2), (9, 5, 3), (8, 3, 2))
+        ],
+    ),
+    "what a rank has of documents after the first one of which it has nothing is left out, of queries": (
+        where(before_an_absent_one),
+        [case_of(causal=True, documents=cuts, **TWO) for cuts in ((0, 5, 11, 18), (0, 4, 4, 18))]
+        + [case_of(causal=True, documents=(0, 4, 13, 27), **THREE)],
+    ),
+    "the mask is made with keys at positions of shards, or of zigzag pieces, that are all as long as the longest": (
+        by_pattern(in_longest_pieces),
+        [
+            case_of(causal=True, sharding=sharding, size=size, query_length=n)
+            for sharding, size, n in (("contiguous", 3, 10), ("contiguous", 4, 13), ("zigzag", 2, 9), ("zigzag", 2, 5))
+        ],
+    ),
+    "the mask is made with queries at positions that are not before that of the first key": (
+        by_pattern(lambda here, owner, i, j: j <= (i + here.problem.nk - here.problem.nq).clamp(min=0)),
+        [
+            case_of(causal=True, size=size, query_length=nq, key_length=nk)
+            for size, nq, nk in ((2, 8, 5), (3, 12, 7), (1, 6, 2))
+        ],
+    ),
+    "whose block it is, in a ring of teams, is told by subtracting hops from the rank, as in one ring: a later "
+    "member's is taken for that of the same member of the team before, of its length and at its positions, blocks "
+    "being those of teams of two ranks where their number is even": (
+        by_pattern(of_team_before),
+        [case_of(causal=True, size=size, query_length=3 * size) for size in (4, 6)],
     ),
     "a tile of 4 queries and 2 keys is skipped if its last key lies before the window of its last query": (
         where(tile_skipped),

@@ -488,6 +488,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "more_queries": ("more queries than keys", "cross lengths", 1.2, lambda one: one.p.nq > one.p.nk),
     "gqa": ("fewer key heads than heads (GQA)", "key heads", 1.05, lambda one: one.p.hk != one.p.heads),
     "other_value_dim": ("value_dim other than head_dim", "dims", 1.1, lambda one: one.p.dv != one.p.head_dim),
+    "one_dim": ("value_dim equal to head_dim", "dims", 1.25, lambda one: one.p.dv == one.p.head_dim),
     "wide_values": ("value_dim above head_dim", "dims", 1.3, lambda one: one.p.dv > one.p.head_dim),
     "narrow_values": ("value_dim below head_dim", "dims", 1.3, lambda one: one.p.dv < one.p.head_dim),
     "empty_rows": ("a query without keys", "empty rows+cross lengths", 1.3, lambda one: 0 in one.attended),
@@ -959,7 +960,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         yield one_of("a number of ranks other than 2", 0.45, lambda value: value != 2, limit=1)
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
         # Up to 8 ranks, the even numbers from 4 on are the products of smaller ones.
-        yield one_of("4, 6 or 8 ranks, or more such", 0.6, lambda value: value % 2 == 0 and value > 2, limit=1)
+        yield one_of("4, 6 or 8 ranks, or more such", 0.29, lambda value: value % 2 == 0 and value > 2, limit=1)
     if name in DIVIDED:
         subject = number if name in SIZES else f"a {number} that is"
         for n in (4, 8, 16) if name != "queries" else ():

@@ -356,7 +356,8 @@ class Varying:
         if d.heads == "shared":
             offsets = (dataclasses.replace(d, head_offset=offset) for offset in ("cyclic", "block"))
             yield from _each(case, "dilation", offsets)
-        others = [d.branches[:1], tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
+        others = [d.branches[:1], *([d.branches[:-1]] if len(d.branches) > 2 else [])]
+        others += [tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
         others += [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
         others += [tuple((w, r) for _, r in d.branches) for w in (1, 2, here - 1, here, here + 1, 2 * here, n) if w > 0]
         others += [(*d.branches, (n, 1))]
