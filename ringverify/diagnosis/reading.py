@@ -485,7 +485,9 @@ def _attention(
         top = np.max(np.where(m > 0, s, -np.inf), axis=-1, initial=-np.inf)
         top = np.where(zeros > 0, np.maximum(top, 0.0), top)
         top = np.where(np.isinf(top), 0.0, top)
-        total = (m * np.exp(np.where(m > 0, s, -np.inf) - top[..., None])).sum(axis=-1) + zeros * np.exp(-top)
+        total = (m * np.exp(np.where(m > 0, s, -np.inf) - top[..., None])).sum(axis=-1) + np.where(
+            zeros > 0, zeros * np.exp(-top), 0.0
+        )
         lse = top + np.log(total)
         sunk = None if x.sinks is None else x.sinks[:, None]
         lse = lse if sunk is None else np.logaddexp(lse, sunk)

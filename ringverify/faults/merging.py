@@ -785,6 +785,20 @@ for value, name in ((math.inf, "+inf"), (0.0, "0")):
         lse_of_blocks(taken(-math.inf, value), skipped=False),
         more=", unless it is skipped whole",
     )
+
+
+def _lse_without_keys(value: float) -> Steps:
+    """Another log-sum-exp of blocks that hold no keys at all."""
+
+    def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Partial:
+        found: Partial = STEPS.attend(steps, here, hop, owner, q, block)
+        return found if block.k.size(1) else found._replace(lse=torch.full_like(found.lse, value))
+
+    return replace(STEPS, attend=attend)
+
+
+for value, name in ((math.inf, "+inf"), (0.0, "0")):
+    FAULTS.cause(f"the block of a rank that holds no keys has lse {name}", _lse_without_keys(value))
 for value in (-1e8, -1e9, -1e10, -1e30, torch.finfo(torch.float32).min):  # what has been used for -inf
     says = f"a block without visible keys has lse {value:.3g} instead of -inf"
     FAULTS.cause(says, lse_of_blocks(taken(-math.inf, value)), overflows=True)

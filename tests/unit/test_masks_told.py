@@ -757,6 +757,19 @@ def test_a_mask_made_otherwise_is_told(words):
     assert words in [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
 
 
+def test_a_rule_explains_scores_far_below_0():
+    """Whose exponentials are 0 unless the largest score is subtracted."""
+    steps = where(lambda here, owner, i, j: j.max() >= i.max() - here.problem.window[0])
+    cases = [case_of(window=(left, 0), size=size, query_length=4 * size) for size, left in ((2, 1), (3, 2))]
+    far = case_of(window=(1, 0), size=2, query_length=4, heads=1, head_dim=4, values="selectors", seed=0)
+    scenes, probe = seen(Implementation(ring_of(steps), "masked", EVERYTHING), [*cases, far], gradients=False)
+    scores = scenes[-1].truth.intermediates.scores
+    assert scores[0, 0, 2, 2] < np.log(np.finfo(np.float64).tiny)  # and this is the only key that is left there
+    found = reading.hypotheses(scenes[:2], probe, lambda: 1)
+    said = [one.sentence() for one in found if all(one.explains(scene) is not None for scene in scenes)]
+    assert "a block is skipped if its last key lies before the window of the rank's last query" in said
+
+
 @pytest.mark.parametrize(
     ("of", "length", "past"),
     [(" of all", 4, 0), (" of all", 5, 0), (" of all", 8, 3), (" of all", 13, 3), ("", 14, 0), ("", 20, 5)],

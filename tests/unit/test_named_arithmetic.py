@@ -169,3 +169,33 @@ def test_a_cotangent_of_lse_that_joins_too_late_is_told(scaled, sloped, after):
     scenes, _ = seen(Implementation(ring_of(steps), "late", EVERYTHING), cases, gradients=True)
     words = f"the cotangent of lse is added to the gradient of the scores after {after} instead of before"
     assert words in explaining(of_gradients(scenes), scenes)
+
+
+def test_a_rank_without_keys_whose_log_sum_exp_is_0_is_told():
+    """Blocks that a mask hides have −inf, as they should."""
+
+    def attend(q, k, v, call):
+        whole = torch.cat(of_all_ranks(q, call), dim=1)
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", whole, k)).masked_fill(
+            call.key_positions > torch.arange(whole.size(1))[:, None] + call.problem.diagonal, -math.inf
+        )
+        empty = torch.zeros(s.shape[:3])
+        lse = s.logsumexp(-1) if k.size(1) else empty
+        p = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[..., None])
+        out = torch.einsum("bhqk,bkhd->bqhd", p, v)
+        outs, lses = torch.stack(of_all_ranks(out, call)), torch.stack(of_all_ranks(lse, call))
+        total = lses.logsumexp(0)
+        merged = (torch.exp(lses - total).transpose(2, 3)[..., None] * outs).sum(0)
+        own = slice(call.rank * q.size(1), (call.rank + 1) * q.size(1))
+        return merged[:, own], total[..., own]
+
+    declared = Capabilities(
+        causal="always", cross_lengths=True, empty_shards=True, uneven=True, lse=True, gradients=False
+    )
+    cases = [
+        case_of(causal=True, size=size, query_length=2 * size, key_length=nk) for size, nk in ((3, 2), (4, 2), (4, 3))
+    ]
+    scenes, _ = seen(Implementation(attend, "empty", declared), cases, gradients=False)
+    words = "the block of a rank that holds no keys has lse 0"
+    assert words in explaining(library(words), scenes)
+    assert not explaining(library("a block without visible keys has lse 0"), scenes)
