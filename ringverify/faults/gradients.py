@@ -485,6 +485,30 @@ for more, order in {
 }.items():
     says = "each block of which a rank attends anything overwrites its dq: nothing is added up"
     FAULTS.cause(says, _of_the_last_attended(order), more=more)
+
+
+def _of_pieces(here: Here, there: Tensor) -> Tensor:
+    """Rows of the zigzag pieces, or else of the shards, of which some row attends a block."""
+    rows = there.any(dim=0).any(dim=0)
+    early = len(pieces(here.problem.nq, 2 * here.size)[here.rank]) if here.call.sharding == "zigzag" else len(rows)
+    return torch.cat([piece.any().expand(len(piece)) for piece in (rows[:early], rows[early:])])
+
+
+def _overwritten_rows(rows: Callable[[Here, Tensor], Tensor]) -> Steps:
+    """Write what a block adds to dq over what was there, in rows that are chosen by which attend it, `(B, H, S)`."""
+
+    def add_dq(here: Here, hop: int, total: Tensor, part: Tensor) -> Tensor:
+        there = (multiplicity(STEPS, here, hop, (here.rank - hop) % here.size) > 0).any(dim=-1)
+        return torch.where(rows(here, there)[..., None], part, total)
+
+    return replace(STEPS, add_dq=add_dq)
+
+
+for whose, rows in {
+    "of the rows that attend it": lambda here, there: there,
+    "of the pieces that attend it": _of_pieces,
+}.items():
+    FAULTS.cause(f"each block overwrites the dq {whose}: nothing is added up", _overwritten_rows(rows))
 FAULTS.mutant("F1a", "dq: its parts are those of hop 0 alone, the rank's own block")
 FAULTS.mutant("F1b", "dk and dv are those of hop 0 alone, the rank's own block")
 FAULTS.mutant("O70", "dk and dv lack the rank's own part")

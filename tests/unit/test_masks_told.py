@@ -174,6 +174,26 @@ def by_pattern(counts):
     return replace(STEPS, pattern=pattern)
 
 
+def cut_by_the_window(here, owner, i, j):
+    """Keys from the first in the window of the rank's first query on are numbered from 0."""
+    left, first, last = here.problem.window[0], here.call.positions[0], here.call.positions[-1]
+    cut = (first - left).clamp(min=0)
+    return (j >= cut) & (j <= last) & (j - cut <= i) & (j - cut >= i - left)
+
+
+def of_rows(here, j):
+    """The rows of keys in striped shards."""
+    return j // here.size
+
+
+def last_joined(here, owner, i, j):
+    """Segments and places in them, of which the last ones are in as many segments as there are whole ones."""
+    ((w, r),), n = here.problem.dilation.branches, here.problem.nk
+    of_i, of_j = (torch.clamp(x // w, max=n // w - 1) for x in (i, j))
+    offset = (torch.arange(here.problem.heads) % r)[:, None, None]
+    return (of_i == of_j) & ((i - of_i * w) % r == offset) & ((j - of_j * w) % r == offset)
+
+
 def before_an_absent_one(here, owner, i, j):
     """Queries count up to the first document of which their rank has none."""
     cuts = here.problem.documents
@@ -441,6 +461,55 @@ TOLD = {
         [
             case_of(causal=True, query_length=n, key_length=n + more, size=size)
             for n, more, size in ((6, 4, 2), (9, 5, 3), (8, 3, 2))
+        ],
+    ),
+    "what queries of a rank may attend is cut from the first key in the window of the first of them on, and masked as "
+    "if it began where the sequence, or their document, does": (
+        by_pattern(cut_by_the_window),
+        [case_of(window=(left, 0), **shape) for left in (3, 4) for shape in (TWO, THREE)],
+    ),
+    "the first row in the window of a striped block that a query attends is rounded down instead of up": (
+        by_pattern(
+            lambda here, owner, i, j: (
+                (j <= i) & (of_rows(here, j) >= (i - here.problem.window[0] - owner) // here.size)
+            )
+        ),
+        [
+            case_of(causal=True, sharding="striped", window=(left, None), size=size, query_length=13)
+            for size, left in ((2, 2), (3, 3), (3, 4))
+        ],
+    ),
+    "the last row in the window of a striped block that a query attends is rounded up instead of down": (
+        by_pattern(
+            lambda here, owner, i, j: of_rows(here, j) <= -((owner - i - here.problem.window[1]) // here.size)
+        ),
+        [
+            case_of(sharding="striped", window=(None, right), size=size, query_length=13)
+            for size, right in ((2, 2), (3, 3), (3, 4))
+        ],
+    ),
+    "under a causal mask, the last row of a striped block that a query attends is rounded up instead of down": (
+        by_pattern(lambda here, owner, i, j: of_rows(here, j) <= -((owner - i) // here.size)),
+        [case_of(causal=True, sharding="striped", size=size, query_length=13) for size in (2, 3, 4)],
+    ),
+    "where causal, the last row of a striped block that a query attends is rounded down by ranks and by the difference "
+    "of lengths apart, which may be one too few": (
+        by_pattern(
+            lambda here, owner, i, j: (
+                of_rows(here, j) <= (i - owner) // here.size + (here.problem.nk - here.problem.nq) // here.size
+            )
+        ),
+        [
+            case_of(causal=True, sharding="striped", size=size, query_length=12, key_length=12 + more)
+            for size, more in ((2, 1), (3, 2), (3, 4))
+        ],
+    ),
+    "a last segment of a dilation that is shorter than the others is joined to the one before it, and places in it are "
+    "counted on": (
+        by_pattern(last_joined),
+        [
+            case_of(query_length=n, dilation=Dilation(((w, r),), "shared"))
+            for n, w, r in ((14, 5, 2), (20, 7, 2), (16, 5, 3))
         ],
     ),
     "what a rank has of documents after the first one of which it has nothing is left out, of queries": (

@@ -8,6 +8,7 @@ import torch
 from mechanisms import case_of, explaining, library, of_all_ranks, of_gradients, seen
 
 from ringref.problem import Dilation
+from ringref.sharding import pieces
 from ringverify.diagnosis.merging_branches import MERGED_BRANCHES
 from ringverify.diagnosis.substituting import SUBSTITUTED
 from ringverify.diagnosis.where import wrong_tensors
@@ -199,3 +200,26 @@ def test_a_rank_without_keys_whose_log_sum_exp_is_0_is_told():
     words = "the block of a rank that holds no keys has lse 0"
     assert words in explaining(library(words), scenes)
     assert not explaining(library("a block without visible keys has lse 0"), scenes)
+
+
+@pytest.mark.parametrize(("by_piece", "whose"), [(False, "of the rows"), (True, "of the pieces")])
+def test_a_dq_that_blocks_write_over_is_told(by_piece, whose):
+    """In those rows of a rank that attend a block, or in the zigzag pieces in which they lie."""
+
+    def add_dq(here, hop, total, part):
+        there = (STEPS.pattern(STEPS, here, hop, (here.rank - hop) % here.size) > 0).any(-1)
+        half = len(pieces(here.problem.nq, 2 * here.size)[here.rank])
+        for rows in (slice(half), slice(half, None)) if by_piece else ():
+            there[..., rows] = there[..., rows].any()
+        return torch.where(there[..., None], part, total)
+
+    cases = [
+        case_of(sharding="zigzag", size=size, causal=True, query_length=14, documents=cuts)
+        for size in (2, 3)
+        for cuts in (None, (0, 5, 9, 14))
+    ]
+    scenes, _ = seen(
+        Implementation(ring_of(replace(STEPS, add_dq=add_dq)), "assigned", EVERYTHING), cases, gradients=True
+    )
+    words = f"each block overwrites the dq {whose} that attend it: nothing is added up"
+    assert words in explaining(library(words), scenes)

@@ -274,8 +274,8 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 how = order or next(str(one) for one in moves if one.elsewhere)
                 what = f"{'' if whole else 'a part of '}{' and '.join(names)}"
                 arrives = "arrive" if whole and len(names) > 1 else "arrives"
-                there = "" if order else "for example "
-                yield read_off(f"{what} {arrives} elsewhere: {there}on {example.scene.size} ranks, {how}", change)
+                there = ":" if order else ", by no rule that is known: for example"
+                yield read_off(f"{what} {arrives} elsewhere{there} on {example.scene.size} ranks, {how}", change)
 
 
 def _in_order(moves: Sequence[Move], terms: Terms) -> str | None:

@@ -48,11 +48,12 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _placed_in_shards,
         0.75,
     )
-    yield Otherwise(
-        "a last segment of a dilation that is shorter than the others is joined to the one before it",
-        _last_joined,
-        0.75,
-    )
+    for counted, where in {False: "", True: ", and places in it are counted on"}.items():
+        yield Otherwise(
+            f"a last segment of a dilation that is shorter than the others is joined to the one before it{where}",
+            functools.partial(_last_joined, counted),
+            0.75,
+        )
     yield Otherwise(
         "a rank asks for the segments of a dilation in which its first and its last row lie, not for those between",
         _of_the_ends,
@@ -313,16 +314,23 @@ def _segments(at: At, pairs: Pairs) -> Counts | None:
     return rest * total
 
 
-def _last_joined(pairs: Pairs) -> Counts | None:
-    """Return counts if as many segments are told apart as there are whole ones; places in them are right."""
+def _last_joined(counted: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if as many segments are told apart as there are whole ones.
+
+    Args:
+        counted: whether places in the last one are counted from the beginning of the one that it is joined to.
+        pairs: the pairs.
+    """
     p = pairs.problem
     if p.dilation is None:
         return None
     i, j = pairs.queries.p, pairs.keys.p
     rest, total = pairs.counts(lambda name: None if name == "dilation" else (i, j)), np.zeros_like(pairs.true)
-    for number, (w, _) in enumerate(p.dilation.branches):
+    for number, (w, r) in enumerate(p.dilation.branches):
         last = max(p.nk // w, 1) - 1
-        total += branch(pairs, number, i % w, j % w) * (np.minimum(i // w, last) == np.minimum(j // w, last))
+        of_i, of_j = (np.minimum(x // w, last) for x in (i, j))
+        places = ((x - of * w) % r if counted else x % w for x, of in ((i, of_i), (j, of_j)))
+        total += branch(pairs, number, *places) * (of_i == of_j)
     return rest * total
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ringverify.diagnosis.pairs import Ints, Mask, Otherwise, Pairs
+from ringverify.diagnosis.masks.documents import bounds
+from ringverify.diagnosis.pairs import SIDES, Ints, Mask, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
 Reach = Callable[[Pairs, int, int], int]
@@ -56,6 +57,12 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
         "the first key that a rank has fetched is taken for the first in the window of its first query, though whole "
         "blocks were fetched",
         _from_the_window,
+        0.75,
+    )
+    yield Otherwise(
+        "what queries of a rank may attend is cut from the first key in the window of the first of them on, and masked "
+        "as if it began where the sequence, or their document, does",
+        _cut_by_the_window,
         0.75,
     )
     yield Otherwise(
@@ -201,6 +208,26 @@ def _from_the_window(pairs: Pairs) -> Counts | None:
         return None
     begins = np.maximum(0, _own_first(pairs) - extent)
     return pairs.counts(lambda name: (pairs.queries.p, pairs.keys.p - _first_fetched(pairs) + begins))
+
+
+def _cut_by_the_window(pairs: Pairs) -> Counts | None:
+    """Return counts if keys of a run of queries are numbered from the first that is cut out for it."""
+    p, extents = pairs.problem, [_extent(pairs, side) for side in SIDES]
+    if extents[0] is None or pairs.case.sharding != "contiguous" or p.dilation is not None:
+        return None
+    offsets = np.array(p.documents or (0, p.nk))
+    j = np.broadcast_to(pairs.keys.p, (p.nq, p.nk)).copy()
+    there = np.zeros(j.shape, dtype=bool)
+    for held in pairs.queries.shards:
+        number = bounds(offsets, held) if p.documents else np.zeros_like(held)
+        for document in np.unique(number[number >= 0]):
+            rows = held[number == document]
+            begins, ends = (0, p.nk) if p.documents is None else offsets[document : document + 2]
+            first = max(begins, rows[0] + p.diagonal - extents[0])
+            last = ends if extents[1] is None else min(ends, rows[-1] + p.diagonal + extents[1] + 1)
+            there[rows] = (pairs.keys.p >= first) & (pairs.keys.p < last)
+            j[rows] -= first - begins
+    return pairs.counts(lambda name: (pairs.queries.p, pairs.keys.p if name == "documents" else j)) * there
 
 
 def _numbered_from_the_first(pairs: Pairs) -> Counts | None:

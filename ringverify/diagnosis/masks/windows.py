@@ -64,9 +64,61 @@ def ways_to_bound_striped_blocks() -> Iterator[Otherwise]:
     says = "the last row of a striped block that a query attends is rounded towards 0: its first row where it is none"
     for reached, which in {False: "", True: ", in blocks of ranks that the window reaches"}.items():
         yield Otherwise(says + which, functools.partial(_first_row_for_none, reached), 0.5 + 0.25 * reached)
+    for says, row in STRIPED.items():
+        yield Otherwise(
+            f"{says} of a striped block that a query attends is {row[0]}", functools.partial(_of_striped, *row[1:]), 0.5
+        )
     for side in SIDES:
         says = f"a striped block is skipped that is as many ranks away as a window has keys to the {side}"
         yield Otherwise(f"{says}: the last of these lies in it", functools.partial(_without_the_farthest, side), 0.5)
+
+
+def _of_striped(end: str, row: Callable[[Pairs, Ints, int], Ints], pairs: Pairs) -> Counts | None:
+    """Return counts if a query of row s attends keys from row s + d on, or up to it, with another d.
+
+    Args:
+        end: which mask it is: "causal", or the "left" or "right" end of the window.
+        row: returns d, by how much the query's rank lies after the key's, `(Nq, Nk)`, and by the window's extent.
+        pairs: the pairs.
+    """
+    p, left_and_right = pairs.problem, dict(zip(SIDES, pairs.problem.window or (None, None), strict=True))
+    side = (0 if p.causal else None) if end == "causal" else left_and_right[end]
+    if pairs.case.sharding != "striped" or side is None:
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    found = pairs.counts(lambda name: None if name == ("causal" if end == "causal" else "window") else plain)
+    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in plain)
+    if end != "causal":
+        other = {one: None if one == end else extent for one, extent in left_and_right.items()}
+        found = found * pattern.window(i, j, left=other["left"], right=other["right"], diagonal=p.diagonal)
+    rows, bound = pairs.keys.place - pairs.queries.place, row(pairs, pairs.rank - pairs.owner, side)
+    return np.where(rows >= bound if end == "left" else rows <= bound, found, 0)
+
+
+def _down(x: Ints, pairs: Pairs) -> Ints:
+    found: Ints = np.floor_divide(x, pairs.size)
+    return found
+
+
+STRIPED: dict[str, tuple[str, str, Callable[[Pairs, Ints, int], Ints]]] = {
+    "the first row in the window": (
+        "rounded down instead of up", "left",
+        lambda pairs, after, side: _down(after + pairs.problem.diagonal - side, pairs),
+    ),
+    "the last row in the window": (
+        "rounded up instead of down", "right",
+        lambda pairs, after, side: -_down(-(after + pairs.problem.diagonal + side), pairs),
+    ),
+    "under a causal mask, the last row": (
+        "rounded up instead of down", "causal",
+        lambda pairs, after, side: -_down(-(after + pairs.problem.diagonal), pairs),
+    ),
+    "where causal, the last row": (
+        "rounded down by ranks and by the difference of lengths apart, which may be one too few", "causal",
+        lambda pairs, after, side: _down(after, pairs) + _down(np.array(pairs.problem.diagonal), pairs),
+    ),
+}  # fmt: skip
+"""Which row of a striped block may be told otherwise, and how; the mask, and the row less the query's."""
 
 
 def ways_to_lay_one_end() -> Iterator[Otherwise]:
