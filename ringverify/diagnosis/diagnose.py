@@ -363,7 +363,8 @@ class _Inquiry:
 
     def _nearly(self) -> list[Standing]:
         """Return the first hypothesis that explains all failing cases but a few, which may show something else too."""
-        spared = sum(bool(wrong_tensors(scene)) for scene in self._scenes) // FEW
+        # Where numbers are missing, much gives the same.
+        spared = sum(bool(wrong_tensors(scene)) for scene in self._scenes) // FEW if self._finite else 0
         left, patience = list[Standing](), self._patience_of(self._seconds / 2)
         for one in self._candidates if spared else ():
             anew = Standing(one.hypothesis, one.residual)
@@ -465,12 +466,17 @@ class _Inquiry:
 
     # -- cases ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def _finite(self) -> bool:
+        """Whether every element of out is a number in the smallest case."""
+        return all(np.isfinite(self._smallest.seen("out", rank)).all() for rank in range(self._smallest.size))
+
     def _further(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases that a cause has to explain too, beside the smallest."""
         smallest = cases[0]
         # Extreme values hide a fault in rounding errors; shrinking left the smallest case with the simplest values.
         others = [*(case.replace(values=smallest.values) for case in cases[1:]), *like(smallest, cases[-1])]
-        if not all(np.isfinite(self._smallest.seen("out", rank)).all() for rank in range(self._smallest.size)):
+        if not self._finite:
             others += with_scores_far_below_0(smallest)  # what is NaN may be so of small weights too
         asked = [case for case in runnable(others, self._capabilities) if case != smallest]
         for several in (self._failing, self._passing):

@@ -123,6 +123,20 @@ def test_a_gradient_of_sinks_that_nothing_gives_has_no_cause():
         assert named(steps, case_of(sinks=True), gradients=True, capabilities=WITH_SINKS) is None
 
 
+def test_a_gradient_of_sinks_beside_which_others_are_wrong_has_no_cause_of_its_own():
+    """Though in the smallest case they are right."""
+    case = case_of(sinks=True, heads=8).replace(cotangent="both")
+    steps = replace(STEPS, sinks_backward=SINKS["lacks the cotangent of lse"])
+    assert (
+        named(steps, case, gradients=True, capabilities=WITH_SINKS)
+        == "the gradient of sinks lacks the cotangent of lse"
+    )
+    beside = replace(
+        steps, returned_gradients=lambda here, dq, dk, dv: (dq * (1 + (here.problem.nq != case.problem.nq)), dk, dv)
+    )
+    assert named(beside, case, gradients=True, capabilities=WITH_SINKS) is None
+
+
 PLACES = {
     "k and v are taken from another place: heads, one place on": lambda q, k, v: (q, k.roll(1, 2), v.roll(1, 2)),
     "q are taken from another place: batch elements, backwards": lambda q, k, v: (q.flip(0), k, v),
