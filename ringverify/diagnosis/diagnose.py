@@ -242,7 +242,6 @@ class _Inquiry:
         ways = get_args(When) if "dq" in smallest.tensors else ("always",)
         self._known = [one for one in known if one.when in ways]
         self._whole = self._standing(self._known)
-        self._candidates: list[Standing] = []
         self._asked = self._further(cases)
         self._patience = patience_of(seconds)
         # Failing cases rule out most hypotheses: those are asked first.
@@ -258,9 +257,7 @@ class _Inquiry:
         for stage in (*first, *last):
             if sometimes and stage not in first:
                 break
-            found = list(stage())
-            self._candidates += found if stage in first else ()
-            left = self._held_against_scenes(found)
+            left = self._held_against_scenes(stage())
             named = self._told_apart(self._settled(left))
             if named:
                 left = self._withstanding(left)
@@ -272,8 +269,6 @@ class _Inquiry:
                 return self._told(named)
             # What is not so in some right case may be there under a condition, unless something else is so in all.
             sometimes = sometimes or named or [one.with_unknown_condition() for one in left if one.may_be]
-        if not sometimes and _in_all(named := self._nearly()):
-            return self._told(named)
         if sometimes:  # it is held against more of the cases that fail
             for scene in self._answered_later(self._failing):
                 sometimes = [one for one in sometimes if one.stands(scene)]
@@ -360,19 +355,6 @@ class _Inquiry:
                 break
             left = [one for one in left if self._stands(one, scene)]
         return left
-
-    def _nearly(self) -> list[Standing]:
-        """Return the first hypothesis that explains all failing cases but a few, which may show something else too."""
-        # Where numbers are missing, much gives the same.
-        spared = sum(bool(wrong_tensors(scene)) for scene in self._scenes) // FEW if self._finite else 0
-        left, patience = list[Standing](), self._patience_of(self._seconds / 2)
-        for one in self._candidates if spared else ():
-            anew = Standing(one.hypothesis, one.residual)
-            missed = (scene for scene in self._scenes if not self._stands(anew, scene))
-            if patience.left() > 0 and len(list(itertools.islice(missed, spared + 1))) <= spared:
-                left.append(anew)
-        named = self._told_apart(self._settled(self._withstanding(left)))
-        return [one.with_exceptions() for one in named[:1]]
 
     def _stands(self, one: Standing, scene: Scene) -> bool:
         return one.stands(scene, elsewhere=of_other_code(scene, self._smallest.case))
@@ -466,17 +448,12 @@ class _Inquiry:
 
     # -- cases ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def _finite(self) -> bool:
-        """Whether every element of out is a number in the smallest case."""
-        return all(np.isfinite(self._smallest.seen("out", rank)).all() for rank in range(self._smallest.size))
-
     def _further(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases that a cause has to explain too, beside the smallest."""
         smallest = cases[0]
         # Extreme values hide a fault in rounding errors; shrinking left the smallest case with the simplest values.
         others = [*(case.replace(values=smallest.values) for case in cases[1:]), *like(smallest, cases[-1])]
-        if not self._finite:
+        if not all(np.isfinite(self._smallest.seen("out", rank)).all() for rank in range(self._smallest.size)):
             others += with_scores_far_below_0(smallest)  # what is NaN may be so of small weights too
         asked = [case for case in runnable(others, self._capabilities) if case != smallest]
         for several in (self._failing, self._passing):

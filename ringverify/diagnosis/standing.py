@@ -164,11 +164,6 @@ class Standing:
             return self.hypothesis
         return dataclasses.replace(self.hypothesis, only=lambda case: all(one.holds(case) for one in self.only))
 
-    def with_exceptions(self) -> Standing:
-        """Return the hypothesis with the remark that it is not all that is wrong in every case."""
-        hypothesis = dataclasses.replace(self.hypothesis, more=f"{self.hypothesis.more}; in a few cases more than that")
-        return dataclasses.replace(self, hypothesis=hypothesis)
-
     def with_unknown_condition(self) -> Standing:
         """Return the hypothesis with the remark that it is not there in every case."""
         return dataclasses.replace(self, somewhere=True)

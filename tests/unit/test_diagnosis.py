@@ -466,20 +466,6 @@ def test_what_nothing_reproduces_is_not_named(fault):
     assert found.where.rows
 
 
-def test_a_known_fault_is_named_though_one_case_in_many_shows_more():
-    """And that it does is said."""
-    known = MUTANTS["O14"].fault.steps
-
-    def returned(here, whole):
-        out, lse = STEPS.returned(here, whole)
-        return (2 * out, lse) if here.problem.nq == 17 else (out, lse)
-
-    runner = Runner(Implementation(ring_of(replace(known, returned=returned)), "both", EVERYTHING), SimulatedWorld())
-    cases = [case_of(), *(case_of(query_length=n) for n in range(6, 26))]
-    found = diagnose(lambda case: runner.run(case, gradients=False), cases, EVERYTHING)
-    assert found.text.startswith("scale is 1/sqrt(D + 1); in a few cases more than that (residual")
-
-
 def _zero_lse(steps, here, hop, owner, q, block):
     """As of a kernel that returns no lse."""
     found = Partial(*attend(steps, here, hop, owner, q, block))

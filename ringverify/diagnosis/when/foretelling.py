@@ -236,9 +236,11 @@ def held_against(
             wrongly += not x.failed(refuting, expected=False)
             explanation = x.explanation()
         for factor in [name for name, seen in x.outcomes.items() if seen and all(seen) and name not in VISIBLE]:
-            if _turns(x, factor, draw.sample(failing, min(len(failing), TURNED)), explanation, foretells, draw):
+            bases = draw.sample(failing, min(len(failing), TURNED))
+            if (turned := _turned(x, factor, bases, explanation, foretells, draw)) is not None:
                 x.outcomes[factor].append(False)
-    more = sum(x.met(case, explanation) for case in exceptions) >= EXCEPTIONS
+                exceptions.append(turned)
+    more = any(x.met(case, explanation) for case in exceptions)  # each of them was foretold, and run
     requirement = Requirement(SHOWS, lambda case: foretells(case) is not False)
     return said(x, explanation, complete, beyond=requirement, more=more)
 
@@ -333,19 +335,19 @@ def _beyond(x: Exploration, condition: Condition, failing: Sequence[Case], draw:
                 yield from (other for other in several if not x.met(other, [condition]))
 
 
-def _turns(
+def _turned(
     x: Exploration,
     factor: str,
     failing: Sequence[Case],
     explanation: Sequence[Condition],
     foretells: Foretelling,
     draw: random.Random,
-) -> bool:
-    """Return whether one of these cases passes if a factor is changed, as the cause foretells, with all conditions."""
+) -> Case | None:
+    """Return one of these cases, with a factor changed, that passes as the cause foretells, though it meets all."""
     for base in failing:
         if x.left() <= 0:
             break
         for case in draw.sample(others := x.varying.of(base, factor), min(len(others), VARIANTS)):
             if x.met(case, explanation) and _steadily(foretells, case) and x.passes_or_may(case):
-                return True
-    return False
+                return case
+    return None
