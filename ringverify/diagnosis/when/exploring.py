@@ -387,6 +387,14 @@ class Exploration:
         found = self._run(case, 1)
         return None if found is None else not found
 
+    def passes_whatever_its_values(self, case: Case) -> bool:
+        """Return whether a case passes with as many seeds as it takes for values not to hide a fault by chance.
+
+        Raises:
+            Spent: it would be one run too many.
+        """
+        return self._run(case, HIDDEN) is False
+
     def acquitted(self, case: Case) -> None:
         """Note that a case passes of which a run left it in doubt, as is known from its cause."""
         if self.failed(case) is None and case in self._doubtful:

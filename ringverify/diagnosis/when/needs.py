@@ -64,6 +64,9 @@ USUAL = 1.0005
 ALL_HOLD = "length with tokens on every rank"
 """What is no matter where a length does not matter, unless it is so short that a rank holds nothing."""
 
+UNSAID = "something more that has no words here"
+"""Condition where cases pass that meet all others."""
+
 CHANCE = 3
 """Cases that have to fail with some of their seeds only, before values are said to matter."""
 
@@ -222,6 +225,7 @@ def said(
         seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
         requires += [] if any(map(scored, tested)) else _of_ranks(seen, most=by_runs_alone)
         requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
+        requires += [Requirement(UNSAID, lambda case: True)] if more and not certain else []
     else:
         requires.append(beyond)
     # What passes with some values may do so with some scales, which make scores as small.

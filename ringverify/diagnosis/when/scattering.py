@@ -51,5 +51,8 @@ def held_against_runs(needs: Needs, *, gradients: bool, left: Callable[[], float
         and sum(not x.met(case, [one]) for case in passing if x.met(case, [o for o in explanation if o is not one]))
         >= BACKED
     }
-    exceptions = sum(x.met(case, explanation) for case in passing)
-    return said(x, explanation, needs.complete, more=exceptions >= EXCEPTIONS, backed=backed)
+    exceptions = [case for case in passing if x.met(case, explanation)][:EXCEPTIONS]
+    more = False
+    with contextlib.suppress(Spent):
+        more = any(x.passes_whatever_its_values(case) for case in exceptions)
+    return said(x, explanation, needs.complete, more=more, backed=backed)
