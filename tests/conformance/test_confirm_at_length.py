@@ -107,8 +107,7 @@ def test_a_failure_at_length_is_shown_without_the_suite(method, target, ringveri
 @pytest.mark.parametrize(
     ("method", "id"),
     [
-        ("every_row", "O161"),
-        pytest.param("sampled_rows", "O161", marks=pytest.mark.nightly),
+        *(pytest.param(method, "O161", marks=pytest.mark.nightly) for method in ("every_row", "sampled_rows")),
         ("identities", "O161"),
         pytest.param("identities", "O155", marks=pytest.mark.nightly),
     ],

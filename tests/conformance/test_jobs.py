@@ -53,7 +53,9 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("run", [pytest.param("right", marks=pytest.mark.nightly), "wrong", "dies", *list(RUNS)[3:]])
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=() if run in ("wrong", "dies") else pytest.mark.nightly) for run in RUNS]
+)
 def test_the_report_does_not_depend_on_the_number_of_jobs(run, ringverify):
     """Cases, numbers of examples and runs, margins, counterexamples, causes and files: all but times."""
     one, several = (checked(ringverify, count, *RUNS[run]) for count in (1, 2))
@@ -197,7 +199,7 @@ class Told(Hidden):
         self.violations.append((violation, any(event.event == "counterexample" for event in self.events)))
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_violation_is_told_before_it_is_made_smaller(count, tmp_path, monkeypatch):
     """To whoever watches, in this process and in workers."""
     monkeypatch.chdir(tmp_path)

@@ -152,7 +152,7 @@ ELSEWHERE = {
     "dk and dv arrive elsewhere: on 2 ranks, what lies by batch entry and rank is taken by rank and batch entry": (
         by_batch_entry, [case_of(size=size, batch=2, head_dim=6) for size in (3, 2)]
     ),
-    "dk and dv arrive elsewhere: for example on 3 ranks, that of rank 2 arrives at rank 0": (
+    "dk and dv arrive elsewhere, by no rule that is known: for example on 3 ranks, that of rank 2 arrives at rank 0": (
         lambda x, size: x.unflatten(1, (size, -1)).transpose(0, 1)[[2, 0, 1, *range(3, size)]],
         [case_of(size=size, head_dim=6) for size in (4, 3)],
     ),
