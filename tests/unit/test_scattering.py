@@ -9,7 +9,7 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.diagnosis.when.board import Board
 from ringverify.diagnosis.when.conditions import Placed
-from ringverify.diagnosis.when.needs import needs
+from ringverify.diagnosis.when.needs import UNSAID, needs
 from ringverify.diagnosis.when.scattering import held_against_runs
 from ringverify.implementation import Capabilities
 
@@ -70,6 +70,20 @@ def test_a_relation_without_words_is_no_matter_of_nothing():
 
     _, after = said(fails, {"query_length": 5, "causal": True}, size=2)
     assert not {"length", "ranks", "documents", "masks"} & set(after.irrelevant)
+
+
+def test_that_cases_pass_for_a_reason_without_words_is_said():
+    """Though few do: one is enough that passes whatever its values, and none if another seed makes it fail."""
+
+    def relation(case):
+        p = case.problem
+        return (p.nk * 5 + 3 * case.world_size**2 + sum(p.documents or ())) % 13 != 2
+
+    problem = {"query_length": 5, "causal": True}
+    before, after = said(lambda case: case.problem.causal and relation(case), problem, size=2)
+    assert (texts(before), texts(after)) == (["causal"], ["causal", UNSAID])
+    by_chance = said(lambda case: case.problem.causal and (relation(case) or case.seed > 2), problem, size=2)[1]
+    assert texts(by_chance) == ["causal"]
 
 
 def test_that_nothing_is_attended_is_no_reason():

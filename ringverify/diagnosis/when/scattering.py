@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from ringverify.diagnosis.when.exploring import BASES, EXCEPTIONS, Spent
+from ringverify.diagnosis.when.exploring import BASES, EXCEPTIONS, HIDDEN, Spent
 from ringverify.diagnosis.when.needs import Needs, said
 
 RUNS = 90
@@ -52,7 +52,9 @@ def held_against_runs(needs: Needs, *, gradients: bool, left: Callable[[], float
         >= BACKED
     }
     exceptions = [case for case in passing if x.met(case, explanation)][:EXCEPTIONS]
-    more = False
-    with contextlib.suppress(Spent):
+    x.extended(EXCEPTIONS * HIDDEN, left)
+    try:
         more = any(x.passes_whatever_its_values(case) for case in exceptions)
+    except Spent:
+        more = len(exceptions) == EXCEPTIONS
     return said(x, explanation, needs.complete, more=more, backed=backed)
