@@ -14,6 +14,7 @@ from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.when import foretelling
 from ringverify.diagnosis.when.foretelling import SHOWS, Foretelling, contradicting, held_against
 from ringverify.diagnosis.when.needs import needs
 from ringverify.diagnosis.when.varying import Varying
@@ -193,3 +194,15 @@ def test_cases_that_contradict_a_cause_are_those_that_it_takes_for_right():
     assert against([left])
     assert all(one.problem.window[0] is None for one in against([left]))
     assert against([true, left]) == against([left])
+
+
+@pytest.mark.parametrize("exceptions", [0, 1])
+def test_one_case_that_passes_as_foretold_shows_that_it_takes_more(exceptions, monkeypatch):
+    """It is foretold with several seeds, and run; without any, the conditions are all that it takes."""
+    monkeypatch.setattr(foretelling, "MOST", exceptions)
+    monkeypatch.setattr(foretelling, "_turned", lambda *those: None)
+    cause = named("aligned top-left")
+    found, _ = planted(cause, {"query_length": 4, "key_length": 6, "causal": True})
+    held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
+    plain = ["causal", "queries and keys of different lengths"]
+    assert [one.text for one in held.requires] == [*plain, *[SHOWS] * exceptions]
