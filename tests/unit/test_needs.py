@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringref.problem import Problem
+from ringref.problem import Dilation, Problem
 from ringref.sharding import PageTable
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
@@ -103,6 +103,7 @@ def test_a_planted_condition_is_found_again(text, planted):
 
 
 RELATED = [
+    ("value_dim equal to head_dim", lambda one: one["value_dim"] == one["head_dim"]),
     ("a window that reaches past the next shard", lambda one: one["far"]),
     ("a number of heads that the branches of a dilation do not divide", lambda one: one["uneven_branches"]),
     ("at least 2 ranks, a segment length that does not divide a rank's shard",
@@ -292,6 +293,18 @@ def test_a_page_that_is_not_full_is_early_if_its_rank_holds_more(pages, early):
     problem = Problem(query_length=11, head_dim=1)
     case = Case(problem=problem, sharding="replicated/pages", world_size=2, page_table=PageTable(4, pages))
     assert features(case, CACHES)["early_page"] == early
+
+
+@pytest.mark.parametrize("dilated", [False, True])
+def test_heads_that_decide_which_branch_runs_are_not_called_no_matter(dilated):
+    """Where it takes a dilation, whose heads may be split: with fewer of them, branches run that are right."""
+    problem = Problem(query_length=6, heads=2, dilation=Dilation(((6, 1), (6, 2)), "split"))
+
+    def fails(case):
+        return case.problem.dilation is not None or not dilated
+
+    said = needs(Case(problem=problem, world_size=2, values="normal"), fails, EVERYTHING, most_ranks=4)
+    assert ("shapes" in said.irrelevant, "other shapes" in said.irrelevant) == (not dilated, dilated)
 
 
 @pytest.mark.parametrize(("text", "planted"), RELATED, ids=[text for text, _ in RELATED])

@@ -235,7 +235,8 @@ def said(
     about |= _standing_in(failing, about)
     if len({one.problem.dtype in HALF for one in failing}) < len({dtype in HALF for dtype in capabilities.dtypes}):
         about.add("dtype")  # both widths have to fail where both are declared
-    if any(one.problem.dilation is not None and one.problem.dilation.heads == "split" for one in failing):
+    dilations = [one.problem.dilation for one in failing]
+    if None not in dilations and "split" in {one.heads for one in dilations if one is not None}:
         about |= OF_HEADS  # they decide which branches run
     if exploration.varying.sizes[0] not in {one.world_size for one in failing}:
         about.add("ranks")
