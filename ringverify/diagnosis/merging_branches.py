@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ringref.pattern import branch_of_head
+from ringref.problem import Dilation
 from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.gradients.terms import Terms, terms_of
 from ringverify.diagnosis.gradients.weights import by_branch
@@ -45,19 +46,17 @@ def _judge_average(weigh: Callable[[Mask], Array]) -> Callable[[Scene], float | 
     return judge
 
 
-def _own_of_heads(terms: Terms) -> tuple[Array, Array]:
+def _own_of_heads(terms: Terms, dilation: Dilation) -> tuple[Array, Array]:
     """Return the out `(R, B, H, Nq, E)` and lse `(R, B, H, Nq)` of each branch; lse is −inf in heads of others."""
-    dilation, heads = terms.scene.problem.dilation, terms.scene.problem.heads
     own, shares = _own(terms)
     out = own @ terms.v
     with np.errstate(divide="ignore"):
         lse = terms.scene.truth.lse + np.log(shares[..., 0])
-    if dilation is None or dilation.heads == "shared":
+    if dilation.heads == "shared":
         return out, lse
-    count = len(dilation.branches)
+    heads, count = terms.scene.problem.heads, len(dilation.branches)
     runs = np.array([branch_of_head(head, heads=heads, branches=count) for head in range(heads)])
-    there = runs == np.arange(count)[:, None, None, None, None]  # (R, 1, 1, 1, H)
-    there = there.swapaxes(2, 4)[..., 0, :]  # (R, 1, H, 1)
+    there = (runs == np.arange(count)[:, None])[:, None, :, None]  # (R, 1, H, 1)
     return np.where(there[..., None], out, 0.0), np.where(there, lse, -np.inf)
 
 
@@ -68,7 +67,7 @@ def _judge_first_and_new(scene: Scene) -> float | None:
         return None if wrong_tensors(scene) else 0.0
     if any(name not in ("out", "lse") for name in scene.tensors):
         return None
-    outs, lses = _own_of_heads(terms_of(scene))
+    outs, lses = _own_of_heads(terms_of(scene), dilation)
     out, lse = outs[0], lses[0]
     for new_out, new_lse in zip(outs[1:], lses[1:], strict=True):
         total = np.logaddexp(lses[0], new_lse)
@@ -151,7 +150,9 @@ def _merged(
 
 
 def _ways_to_merge() -> Iterator[Hypothesis]:
-    says = "branches of a dilation are merged by the log-sum-exp of the first and the latest one: those between lack"
+    says = (
+        "branches of a dilation are merged by the log-sum-exp of the first and the latest: those between are left out"
+    )
     yield Hypothesis(says, STEPS, judge=_judge_first_and_new)
     for text, of in AVERAGES.items():
         says = f"branches of a dilation are merged with equal weights: out is {text}"

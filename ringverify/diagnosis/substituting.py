@@ -252,7 +252,7 @@ def _seen_on_own(scene: Scene) -> Mask:
     return found
 
 
-_LOST: dict[str, tuple[float, float]] = {
+LOST: dict[str, tuple[float, float]] = {
     dtype: (float(np.log(np.finfo(dtype).tiny)), float(np.log(np.finfo(dtype).smallest_subnormal) - 1))
     for dtype in ("float32", "float64")
 }
@@ -282,7 +282,7 @@ def _judge_maximum_without_sinks(scene: Scene) -> float | None:
         return None if wrong_tensors(scene) else 0.0
     if any(name not in ("out", "lse") for name in scene.tensors):
         return None
-    few, none = _LOST[scene.pipeline.sums]
+    few, none = LOST[scene.pipeline.sums]
     alone = np.isneginf(top)
     above = sinks[:, None] - np.where(alone, 0.0, top)
     lse = np.where(above > np.log(LARGEST[scene.pipeline.sums]), np.inf, _inner(scene).lse)
@@ -294,7 +294,7 @@ def _judge_shared_maximum(axes: tuple[int, ...], scene: Scene) -> float | None:
     """Judge a maximum that is one for all rows of a rank, along axes of `(B, H, S)`: rows far below are lost."""
     if any(name not in ("out", "lse") for name in scene.tensors):
         return None
-    few, none = _LOST[scene.pipeline.sums]
+    few, none = LOST[scene.pipeline.sums]
     top, below = _highest(scene), np.zeros(_inner(scene).lse.shape)
     for held in scene.shards[0]:
         if len(held) and not scene.replicated:
@@ -332,7 +332,7 @@ def _judge_sinks_of_rows(seen: Callable[[Scene], Mask]) -> Callable[[Scene], flo
         with np.errstate(invalid="ignore"):
             share = np.where(np.isneginf(lse), 0.0, np.exp(inner.lse - lse)).swapaxes(1, 2)[..., None]
         below = keys - scene.inputs.sinks[:, None]
-        unsure = (lse != inner.lse) & (below < _LOST[scene.pipeline.sums][0]) & (keys > -np.inf)
+        unsure = (lse != inner.lse) & (below < LOST[scene.pipeline.sums][0]) & (keys > -np.inf)
         return _agree_where_sure(scene, scene.truth.out * share, lse, unsure)
 
     return judge

@@ -134,7 +134,9 @@ def test_a_merge_of_branches_by_the_first_and_the_latest_log_sum_exp_is_told(hea
     dilation = Dilation(((12, 2), (6, 1), (4, 2)), heads)
     cases = [case_of(size=1, heads=3, dilation=dilation, seed=seed) for seed in (1, 2)]
     scenes, _ = seen(Implementation(attend, "folded", declared), cases, gradients=False)
-    words = "branches of a dilation are merged by the log-sum-exp of the first and the latest one: those between lack"
+    words = (
+        "branches of a dilation are merged by the log-sum-exp of the first and the latest: those between are left out"
+    )
     assert explaining(MERGED_BRANCHES, scenes) == [words]
 
 

@@ -104,6 +104,11 @@ def _in_pieces(*, early: bool) -> At:
     return at
 
 
+def _in_longest_shards(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions of shards that begin at their ranks times the length of the longest."""
+    return x.rank * -(-x.total // pairs.size) + x.place
+
+
 def _in_longest_pieces(pairs: Pairs, x: OneSide) -> Ints:
     """Positions of zigzag pieces that begin at their numbers times the length of the longest."""
     if pairs.case.sharding != "zigzag":
@@ -211,7 +216,7 @@ POSITIONS: dict[str, At] = {
     "counted on from the shard's first one": lambda pairs, x: x.at(x.rank, 0 * x.place) + x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
-    "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
+    "counted from the rank times the longest shard": _in_longest_shards,
     **_of_teams("the first rank of a team times the longest shard", longest=True),
     **{f"of {name} shards": sharded(name) for name in SHARDINGS if name != "replicated_query"},
     "that count rows where the shards of all ranks are joined, rank by rank": _joined,
@@ -224,12 +229,8 @@ POSITIONS: dict[str, At] = {
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
     "of zigzag pieces that are all as long as the longest": _in_longest_pieces,
     "of shards, or of zigzag pieces, that are all as long as the longest": lambda pairs, x: (
-        _in_longest_pieces(pairs, x)
-        if pairs.case.sharding == "zigzag"
-        else x.rank * -(-x.total // pairs.size) + x.place
-        if pairs.case.sharding == "contiguous"
-        else x.p
-    ),
+        _in_longest_shards if pairs.case.sharding == "contiguous" else _in_longest_pieces
+    )(pairs, x),
     "that are not before that of the first key": lambda pairs, x: np.maximum(x.p, -pairs.problem.diagonal),
     "of the rows at the same places in the early zigzag piece": _of_one_piece(early=True),
     "of the rows at the same places in the late zigzag piece": _of_one_piece(early=False),

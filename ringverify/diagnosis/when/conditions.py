@@ -488,7 +488,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "more_queries": ("more queries than keys", "cross lengths", 1.2, lambda one: one.p.nq > one.p.nk),
     "gqa": ("fewer key heads than heads (GQA)", "key heads", 1.05, lambda one: one.p.hk != one.p.heads),
     "other_value_dim": ("value_dim other than head_dim", "dims", 1.1, lambda one: one.p.dv != one.p.head_dim),
-    "one_dim": ("value_dim equal to head_dim", "dims", 1.25, lambda one: one.p.dv == one.p.head_dim),
+    "same_dims": ("value_dim equal to head_dim", "dims", 1.25, lambda one: one.p.dv == one.p.head_dim),
     "wide_values": ("value_dim above head_dim", "dims", 1.3, lambda one: one.p.dv > one.p.head_dim),
     "narrow_values": ("value_dim below head_dim", "dims", 1.3, lambda one: one.p.dv < one.p.head_dim),
     "empty_rows": ("a query without keys", "empty rows+cross lengths", 1.3, lambda one: 0 in one.attended),
