@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources import parsed
+from sources import nodes, parsed
 
 PACKAGES = ("ringref", "ringverify")
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -25,7 +25,7 @@ def pickles(root: Path) -> list[str]:
     found = []
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            for node in ast.walk(parsed(path)):
+            for node in nodes(parsed(path)):
                 found += [f"{path.relative_to(root).as_posix()}:{line}: {what}" for line, what in _in_node(node)]
     return found
 

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from sources import parsed
+from sources import nodes, parsed
 
 HOME = "torch_private.py"
 """The one file of a room that may use them."""
@@ -40,7 +40,7 @@ def _uses(tree: ast.Module) -> set[tuple[int, str]]:
     """
     known: dict[str, str] = {}
     found: set[tuple[int, str]] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Import(names=names):
                 imported = {alias.asname or alias.name.split(".")[0]: alias.name for alias in names}
@@ -49,7 +49,7 @@ def _uses(tree: ast.Module) -> set[tuple[int, str]]:
             case ast.ImportFrom(module=str(module), names=names, level=0) if _is_torch(module):
                 known |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in names}
                 found |= {(node.lineno, name) for a in names if _is_private(name := f"{module}.{a.name}")}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Attribute(attr=attr, value=value):
                 if attr in METHODS or (attr.startswith("_") and _is_private(name := _dotted(value, known, attr))):

@@ -4,7 +4,7 @@ import ast
 import collections
 from pathlib import Path
 
-from sources import parsed
+from sources import nodes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
@@ -24,7 +24,7 @@ def names_of_several_classes(root):
         for path in sorted((root / package).rglob("*.py")):
             place = path.relative_to(root).as_posix()
             if place not in SCRIPTS:
-                classes = [one for one in ast.walk(parsed(path)) if isinstance(one, ast.ClassDef)]
+                classes = [one for one in nodes(parsed(path)) if isinstance(one, ast.ClassDef)]
                 for one in classes:
                     found[one.name.lstrip("_")].append(place)
     return {name: places for name, places in found.items() if len(places) > 1}

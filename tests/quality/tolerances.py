@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources import parsed
+from sources import nodes, parsed
 
 HOME = Path("ringref") / "rounding.py"
 """Where tolerances are derived; nowhere else may one be written."""
@@ -30,7 +30,7 @@ def literal_tolerances(root: Path) -> list[str]:
             if relative == HOME:
                 continue
             text = path.read_text(encoding="utf-8")
-            for node in ast.walk(parsed(path)):
+            for node in nodes(parsed(path)):
                 found += [f"{relative}:{line}: {what}" for line, what in _in_node(node, text)]
     return found
 
@@ -85,6 +85,8 @@ def _number(node: ast.AST | None) -> float:
 
 def _is_small(node: ast.AST, text: str) -> bool:
     value = abs(_number(node))
-    if value == 0 or value < SMALL:
+    if value < SMALL:
         return value > 0
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return False
     return re.search(r"\de-\d", (ast.get_source_segment(text, node) or "").lower()) is not None

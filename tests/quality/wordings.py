@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources import parsed
+from sources import nodes, parsed
 
 PACKAGES = ("ringref", "ringverify")
 
@@ -70,26 +70,26 @@ def _scopes(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _in_scope(scope: ast.AST) -> list[tuple[int, str]]:
-    errors = {one.name for one in ast.walk(scope) if isinstance(one, ast.ExceptHandler) and one.name}
-    for one in ast.walk(scope):
+    errors = {one.name for one in nodes(scope) if isinstance(one, ast.ExceptHandler) and one.name}
+    for one in nodes(scope):
         if isinstance(one, ast.arg) and one.annotation is not None and "Exception" in ast.unparse(one.annotation):
             errors.add(one.arg)
     texts = _Texts(errors)
-    texts.names |= {one.arg for one in ast.walk(scope) if isinstance(one, ast.arg) and _is_handed(one)}
+    texts.names |= {one.arg for one in nodes(scope) if isinstance(one, ast.arg) and _is_handed(one)}
     before = -1
     while len(texts.names) > before:  # a name may be used above the line that makes a text of it, in a loop
         before = len(texts.names)
-        for node in ast.walk(scope):
+        for node in nodes(scope):
             texts.learn(node)
     folded = {
         id(part)
-        for node in ast.walk(scope)
+        for node in nodes(scope)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join"
         for part in node.args
         if isinstance(part, ast.Call) and not part.args
     }
     return [
-        (node.lineno, ast.unparse(node)) for node in ast.walk(scope) if texts.decides(node) and id(node) not in folded
+        (node.lineno, ast.unparse(node)) for node in nodes(scope) if texts.decides(node) and id(node) not in folded
     ]
 
 
