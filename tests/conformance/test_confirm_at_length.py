@@ -151,7 +151,7 @@ def test_the_smaller_case_of_it_is_shown_too(ringverify):
         ),
     ],
 )
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_a_right_ring_is_not_accused(method, name, fields, tmp_path):
     """Whatever a report says of it."""
     case = Case(problem=PROBLEMS[name], world_size=2, sharding="zigzag", cotangent="both", seed=5)

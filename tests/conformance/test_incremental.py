@@ -94,7 +94,7 @@ def test_a_decoder_that_sends_queries_round_passes():
     ],
     ids=lambda one: one.function.__name__ if isinstance(one, Implementation) else None,
 )
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_what_a_decoder_does_wrongly_is_named(wrong, cause, needs, monkeypatch):
     """And what it takes to see it, however quick this machine is."""
     monkeypatch.setattr(explaining, "NEEDS_SECONDS", 30.0)

@@ -72,6 +72,7 @@ def test_what_depends_on_earlier_cases_does_not_depend_on_the_number_of_jobs(rin
     assert one.told("counterexample")
 
 
+@pytest.mark.nightly
 def test_earlier_failures_are_tried_first_by_workers_too(ringverify):
     """They are counted as remembered, and decide at once."""
     asked = (miniature("faulty_rings:wrong_scale"), "--only", "forward", "--max-examples", 20, "--jobs", 2)

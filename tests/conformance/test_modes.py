@@ -55,6 +55,7 @@ def test_another_mode_that_gives_something_else_is_found_where_training_is_right
     assert shown.case.problem.nq <= 2
 
 
+@pytest.mark.nightly
 def test_how_a_call_has_to_be_made_is_said_with_what_else_it_takes():
     """Among other calls of the smallest case, those fail where k requires no gradient."""
     shown = hunted(MUTANTS["O142"].implementation).counterexample

@@ -27,7 +27,7 @@ def console_commands() -> list[tuple[str, Command]]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if name not in GENERATED])
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(2)
 def test_who_follows_a_document_sees_what_it_says(document, reader):
     """From top to bottom in an empty folder: Python runs, commands end with the exit code and the lines shown."""
     reader.follow(document)

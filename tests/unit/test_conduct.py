@@ -139,6 +139,7 @@ def test_a_collective_on_the_default_group_is_the_cause_of_a_deadlock():
         ),
     ],
 )
+@pytest.mark.by_day(1)
 def test_what_fails_only_in_a_group_of_a_larger_world_is_named_by_it(peer, says):
     """Where the first ranks of a larger world are right, it is the numbers; where they are wrong, it is the world."""
 
@@ -181,6 +182,7 @@ def sending(q, k, v, call, *, meets):
          "sender and receiver do not mean the same rows, or the same dtype: rank "),
     ],
 )  # fmt: skip
+@pytest.mark.by_day(1)
 def test_messages_of_other_lengths_than_are_received_are_named(meets, kind, says):
     """Or of none, which are not sent."""
 
@@ -207,6 +209,7 @@ def written_to_in_flight(call):
     return found
 
 
+@pytest.mark.nightly
 def test_a_buffer_that_is_written_to_before_it_arrives_is_the_cause_of_wrong_values():
     """What is computed from it is not what arrives."""
 
@@ -232,6 +235,7 @@ def test_a_hazard_is_told_before_what_comes_of_it():
     assert hazard.startswith("a buffer is written to while a receive into it is in flight: rank ")
 
 
+@pytest.mark.nightly
 def test_when_a_hazard_is_there_is_no_matter_of_the_values_that_show_it():
     """What is read too early spoils some results, by chance; that it is read so early is what is varied."""
 
@@ -264,6 +268,7 @@ def test_a_handle_that_nobody_waits_for_is_the_cause_of_wrong_values():
     )
 
 
+@pytest.mark.nightly
 def test_two_messages_into_one_buffer_are_the_cause_of_wrong_values():
     """What arrives last is there twice."""
 
@@ -284,6 +289,7 @@ def test_two_messages_into_one_buffer_are_the_cause_of_wrong_values():
     assert found.diagnosis.text.startswith("a buffer is received into while a receive into it is in flight: rank ")
 
 
+@pytest.mark.nightly
 def test_an_input_that_is_changed_in_place_is_the_cause_of_wrong_gradients():
     """The backward reads what the forward has made of it."""
 
@@ -352,6 +358,7 @@ class Spoiling(torch.autograd.Function):
         return dout
 
 
+@pytest.mark.nightly
 def test_a_result_that_the_backward_changes_is_told():
     """Without a backward it is right."""
 
@@ -380,6 +387,7 @@ def test_ranks_that_wait_where_all_hold_tokens_do_not_for_what_holds_none():
     assert of_deadlock(case, declared, failure, (), full=True) is None
 
 
+@pytest.mark.nightly
 def test_a_deadlock_whatever_the_length_is_not_laid_to_messages_without_elements():
     """The last of an odd number of ranks waits for a partner that it has not."""
 
@@ -430,6 +438,7 @@ def test_what_raises_has_the_line_that_raised_for_its_cause():
     assert int(short) < int(long)
 
 
+@pytest.mark.nightly
 def test_what_torch_raises_of_a_gradient_has_no_line_of_the_users():
     """It is found where gradients are asked for, which is no line of theirs."""
 
@@ -541,6 +550,7 @@ def test_a_block_that_is_skipped_with_its_messages_is_told():
         (lambda q, call: q.add_(1), None),
     ],
 )
+@pytest.mark.by_day(1)
 def test_an_input_that_is_scaled_in_place_is_told_with_its_factor(change, says):
     """The scale by its name; nothing is said of another change. The dtype matters where a 16-bit input is copied."""
 
@@ -941,6 +951,7 @@ def test_a_call_that_is_wrong_when_it_is_made_again_is_no_matter_of_messages():
     assert accounting.depends_on_messages(case.replace(world_size=2), late)
 
 
+@pytest.mark.nightly
 def test_a_hang_names_the_deadline_of_the_case_found_first(monkeypatch):
     """Smaller cases are waited for less long."""
     monkeypatch.setattr(finishing, "HUNG_DEADLINE", 0.2)

@@ -99,7 +99,7 @@ BACKWARD = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mutant", FORWARD)
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 def test_a_fault_of_the_forward_is_named(mutant):
     """Told from everything else in the library by out and lse alone."""
     case, words = FORWARD[mutant]
@@ -143,7 +143,7 @@ CAUSE_OF = {cause.sentence(): cause for cause in CAUSES}
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", OWN_ENTRY)
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 def test_a_ring_that_has_a_cause_is_named_by_it(words):
     """Its steps are run as a ring that sends, and predicted by ranks that take turns."""
     (case, gradients), steps = OWN_ENTRY[words], CAUSE_OF[words].steps
@@ -177,6 +177,7 @@ def test_pieces_read_in_the_wrong_order_are_named():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mutant", ["O75", "O76"])
+@pytest.mark.by_day(1)
 def test_what_is_rounded_is_named_by_its_digits(mutant):
     """Bounds are loose in 16 bits, but the digits of a fault of rounding are not those of another one."""
     case = case_of(dtype="bfloat16", values="dominating_key")
@@ -185,6 +186,7 @@ def test_what_is_rounded_is_named_by_its_digits(mutant):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.nightly
 def test_a_mean_error_is_named_by_its_digits_too():
     """Every value may be within bounds where the property `precision` fails."""
     world = SimulatedWorld()
@@ -310,7 +312,7 @@ CONDITIONAL = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", CONDITIONAL)
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 def test_a_fault_that_is_there_under_a_condition_is_named(words):
     """Cases that lack the condition are right, and rule no hypothesis out."""
     implementation, case, gradients, requires = CONDITIONAL[words]
@@ -319,6 +321,7 @@ def test_a_fault_that_is_there_under_a_condition_is_named(words):
     assert found.text.split("; or ")[0].split(" (residual")[0] == words
 
 
+@pytest.mark.nightly
 def test_a_cause_explains_the_variants_that_failed_too():
     """On seven ranks, which nothing else tries, another fault is there: the first explains one case of the two."""
     right_until = ring_of(fault("A8b")), ring_of(fault("A9"))
@@ -330,6 +333,7 @@ def test_a_cause_explains_the_variants_that_failed_too():
         assert (text and text.split(" (residual")[0]) == words
 
 
+@pytest.mark.nightly
 def test_of_variants_that_passed_a_cause_says_that_it_is_not_there():
     """On seven ranks, which nothing else tries, all is right."""
     wrong, right = ring_of(fault("A8b")), ring_of(STEPS)
@@ -496,6 +500,7 @@ PUBLISHED = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", PUBLISHED)
+@pytest.mark.by_day(1)
 def test_a_fault_of_a_published_ring_is_named(words):
     """Both are yunchang's, on its torch backends."""
     steps, dtype = PUBLISHED[words]
@@ -678,6 +683,7 @@ def test_a_misunderstanding_is_named_first(words):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["out", "lse"])
+@pytest.mark.by_day(1)
 def test_a_result_that_is_reshaped_instead_of_transposed_is_named(name):
     """And of its rows and heads it is said how many are wrong: the first and the last elements stay in their places."""
 

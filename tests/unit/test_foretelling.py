@@ -33,6 +33,7 @@ def tile_of_the_last(steps, here, hop, owner):
     return multiplicity(steps, here, hop, owner) * torch.as_tensor(kept)
 
 
+@pytest.mark.nightly
 def test_what_conditions_have_no_words_for_is_said_by_the_cause():
     """Lengths and ranks decide whether a tile begins there: they are not called no matter, nor "certain"."""
     steps = dataclasses.replace(STEPS, pattern=tile_of_the_last)
@@ -64,6 +65,7 @@ def failing(foretells, smallest, count=150):
 
 
 @pytest.mark.parametrize("text", ["window uses local indices", "left and right of the window exchanged"])
+@pytest.mark.by_day(1)
 def test_a_condition_that_the_cause_contradicts_is_put_to_the_test(text, monkeypatch):
     """A few runs leave conditions that are met by chance: cases that fail without them are found by the cause."""
     monkeypatch.setattr("ringverify.diagnosis.when.exploring.MOST_RUNS", 30)
@@ -121,6 +123,7 @@ def test_of_a_sum_that_is_rounded_it_is_known_where_no_digit_is_another():
     assert foretells(case.replace(dtype="float32")) is False
 
 
+@pytest.mark.nightly
 def test_what_passes_on_one_rank_by_the_cause_is_run_there(monkeypatch):
     """Few runs have shown that it takes two: by the cause that is looked for."""
     monkeypatch.setattr("ringverify.diagnosis.when.exploring.MOST_RUNS", 6)

@@ -63,6 +63,7 @@ def test_a_default_scale_in_one_gradient_is_told():
     assert named(steps, case_of(scale=0.3), gradients=True, capabilities=NO_LSE) == told
 
 
+@pytest.mark.nightly
 def test_a_derivative_that_is_missing_in_one_gradient_is_told():
     """dq has the softcap's, dk has not."""
     steps = replace(STEPS, gradients=dk_without_slope)

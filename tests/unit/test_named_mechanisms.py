@@ -1101,6 +1101,7 @@ def test_what_is_read_of_a_mask_is_told(words):
     assert found[0] == words
 
 
+@pytest.mark.nightly
 def test_a_right_case_of_another_sharding_limits_no_rule():
     """Where shards are striped other code may run: that it is right is no reason to limit the rule to other rows."""
 

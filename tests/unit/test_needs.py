@@ -614,7 +614,7 @@ def faulty(there):
         (lambda q, call: q.size(1) > 3 and call.world_size > 1, ["at least 2 ranks", "4 tokens or more on a rank"]),
     ],
 )
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 def test_a_fault_of_a_ring_is_told_with_its_condition(there, says, monkeypatch):
     """On wrong values, whether or not the cause has a name; the property's own cases are not the limit."""
     monkeypatch.setattr("ringverify.check.explaining.NEEDS_SECONDS", 60.0)

@@ -195,7 +195,7 @@ BACKWARD = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", FORWARD)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_a_mask_is_said_as_it_is_made(words):
     """By blocks, by positions, by rows and pieces of a block, by batch entry."""
     steps, case = FORWARD[words]
@@ -262,6 +262,7 @@ def test_a_number_that_is_another_in_every_case_is_not_said():
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.nightly
 def test_a_number_may_need_what_the_case_needs():
     """Where three ranks have it and two have not, the condition is said beside it."""
     wrong = returning(lambda here, out, lse: (out * (0.9 if here.size > 2 else 1), lse))
@@ -277,7 +278,7 @@ def test_a_number_may_need_what_the_case_needs():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", BACKWARD)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_what_is_added_to_gradients_is_said(words):
     """A factor in some blocks, another delta, other rows."""
     capabilities = replace(EVERYTHING, lse_gradient=False)  # a step that takes no delta takes no cotangent of lse

@@ -64,6 +64,7 @@ def test_replicated_queries_have_all_queries_on_every_rank():
     assert found["pairs"] is found["rows"] is found["tensor"] is None
 
 
+@pytest.mark.nightly
 def test_dq_has_rows_only():
     """Which key a part of dq belongs to is not to be had from it."""
     found = region("F1a", tensor="dq", causal=True)

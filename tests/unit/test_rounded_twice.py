@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from mechanisms import case_of, explaining, seen
 
@@ -74,6 +75,7 @@ def test_a_denominator_that_is_kept_and_rescaled_in_16_bits_is_told():
     assert f"{says}in it" not in [one.sentence() for one in rounding(plain)]
 
 
+@pytest.mark.nightly
 def test_dq_that_is_rounded_before_its_scale_is_told():
     """It is rounded twice, which a scale that is a power of two does not show."""
 

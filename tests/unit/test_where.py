@@ -62,6 +62,7 @@ def test_the_rank_whose_queries_add_nothing_to_dk_is_named():
         assert {pair.what for pair in found.pairs} == {"missing"}
 
 
+@pytest.mark.nightly
 def test_the_block_that_dq_lacks_is_named():
     """dq comes from the own block only, and without a mask that is wrong on every rank."""
     found = diagnosed("F1a", tensor="dq", causal=True).where
