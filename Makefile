@@ -27,7 +27,7 @@ WAITING := tests/bench/test_bench.py tests/ci tests/conformance/test_bad_files.p
 # Dozens of tests start a process; it takes a third less time where it finds compiled what the one before it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: verify suite test nightly lint browser install clean
+.PHONY: verify suite test nightly lint ready browser install clean
 
 verify: install
 	@$(BIN)/ringverify check ring --report .ringverify/ring.jsonl; status=$$?; \
@@ -36,20 +36,24 @@ verify: install
 	  --report .ringverify/peer.jsonl; \
 	echo; echo "make verify: exit status of our ring's verdict is $$status"; exit $$status
 
-suite: install browser
+suite: ready
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(WAITING)); first=$$?; \
 	$(BIN)/python -m pytest -n 4 --dist worksteal $(WAITING) && exit $$first
 
-test: lint suite
+test: ready lint suite
 	@echo "make test: tests marked nightly were left out; \`make nightly\` runs them"
 
-nightly: install browser
+nightly: ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What tests need: two downloads, side by side.
+ready:
+	@$(MAKE) --no-print-directory --jobs 2 install browser
 
 # Chromium for the tests of the page, which are skipped without one. It is only installed if that is asked for, by root.
 browser:
