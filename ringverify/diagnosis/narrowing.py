@@ -99,6 +99,7 @@ NARROWED: list[Hypothesis] = [
     for found in (
         _narrowed(narrow, "inputs of a wider dtype are", (*TENSORS[0], *TENSORS[1])),
         _narrowed(narrow, "gradients of inputs of a wider dtype are", TENSORS[1]),
+        _narrowed(narrow, "dk and dv of inputs of a wider dtype are", ("dk", "dv")),
     )
 ]
 NARROWED += [_rounded(narrow, tensor) for narrow in ("bfloat16", "float16") for tensor in ("out", "dq", "dk", "dv")]

@@ -90,6 +90,7 @@ class Pairs:
         self.rank = self.keys.rank if scene.replicated else self.queries.rank
         self.owner = self.keys.rank
         self.hop = (self.rank - self.owner) % self.size
+        self.halved = False
         self.ring = np.array(scene.case.ring_ranks)
         dilation = self.problem.dilation
         self.segment = (max(1, self.problem.nq, self.problem.nk), 1) if dilation is None else dilation.branches[0]
@@ -121,6 +122,23 @@ class Pairs:
         if self.case.sharding != "zigzag" or len(self.queries.shards) != self.size:
             return self
         return self._held_by(*(pieces(x.total, 2 * self.size) for x in (self.queries, self.keys)))
+
+    def of_halves(self) -> Pairs:
+        """Return the pairs as a zigzag ring computes them under a causal mask, half a block a hop; otherwise these."""
+        if self.case.sharding != "zigzag" or not self.problem.causal or self.problem.diagonal:
+            return self
+        one = copy.copy(self)
+        one.halved = True
+        return one
+
+    def block(self, rank: int, owner: int) -> tuple[Positions, Positions]:
+        """Return the queries of a rank and the keys of another that it computes together."""
+        queries, keys = self.queries.shards[rank], self.keys.shards[owner]
+        if self.halved and owner < rank:
+            keys = keys[: len(pieces(self.keys.total, 2 * self.size)[owner])]
+        elif self.halved and owner > rank:
+            queries = queries[len(pieces(self.queries.total, 2 * self.size)[rank]) :]
+        return queries, keys
 
     def _held_by(self, queries: list[Positions], keys: list[Positions]) -> Pairs:
         one = copy.copy(self)

@@ -88,9 +88,7 @@ def _in_scope(scope: ast.AST) -> list[tuple[int, str]]:
         for part in node.args
         if isinstance(part, ast.Call) and not part.args
     }
-    return [
-        (node.lineno, ast.unparse(node)) for node in nodes(scope) if texts.decides(node) and id(node) not in folded
-    ]
+    return [(node.lineno, ast.unparse(node)) for node in nodes(scope) if texts.decides(node) and id(node) not in folded]
 
 
 def _is_handed(one: ast.arg) -> bool:

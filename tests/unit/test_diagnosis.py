@@ -587,6 +587,25 @@ def test_a_gradient_that_is_rounded_to_another_dtype_is_named(dtype, tensor):
     assert found.text.startswith(f"{tensor} is rounded to bfloat16, whatever dtype it is returned in")
 
 
+def test_gradients_that_are_added_up_in_another_dtype_are_named():
+    """Those of keys and values, in a buffer of float32 that travels, whatever the inputs are."""
+
+    class InFloat32(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.float().to(gradient.dtype)
+
+    def rounds(q, k, v, call):
+        return PLAIN.function(q, InFloat32.apply(k), InFloat32.apply(v), call)
+
+    found = diagnosed(Implementation(rounds, "rounds", EVERYTHING), case_of(dtype="float64"), gradients=True)
+    assert found.text.startswith("dk and dv of inputs of a wider dtype are computed in float32")
+
+
 def test_what_is_right_has_no_diagnosis():
     """There is nothing to explain."""
     assert diagnosed(PLAIN, CAUSAL, gradients=True) is None

@@ -15,7 +15,7 @@ from ringverify.diagnosis import reading
 from ringverify.diagnosis.pairs import pairs_of
 from ringverify.diagnosis.parts import PARTS
 from ringverify.diagnosis.where import wrong_tensors
-from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
+from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
 
@@ -179,6 +179,34 @@ def cut_by_the_window(here, owner, i, j):
     left, first, last = here.problem.window[0], here.call.positions[0], here.call.positions[-1]
     cut = (first - left).clamp(min=0)
     return (j >= cut) & (j <= last) & (j - cut <= i) & (j - cut >= i - left)
+
+
+def half(here, owner):
+    """Which of a rank's queries and of another's keys a zigzag ring computes together under a causal mask."""
+    cut, i, j = here.problem.causal * here.problem.nk // 2, here.shards[here.rank], here.shards[owner]
+    return i >= cut * (owner > here.rank), j < here.problem.nk - cut * (owner < here.rank)
+
+
+def documents_that_meet(here, owner, i, j):
+    """A hop is skipped if the last key's document is no later than the first query's, and not the rank's own."""
+    rows, columns = half(here, owner)
+    ends = torch.stack([i[rows].min(), j[:, columns].max()])
+    first, last = torch.searchsorted(torch.tensor(here.problem.documents), ends, right=True)
+    return torch.tensor(owner == here.rank or bool(last > first))
+
+
+def masks_by_shape(steps, here, hop, owner):
+    """Each half of a block has the mask of the first with as many queries and keys."""
+    found = multiplicity(steps, here, hop, owner)
+    rows, columns = half(here, owner)
+    for earlier in range(hop):
+        other = (here.rank - earlier) % here.size
+        i, j = half(here, other)
+        m = multiplicity(steps, here, earlier, other)[..., i, :][..., j]
+        if m.any() and found.any() and m.shape[2:] == (rows.sum(), columns.sum()):
+            found[..., rows.nonzero(), columns.nonzero()[:, 0]] = m
+            break
+    return found
 
 
 def of_rows(here, j):
@@ -793,6 +821,23 @@ TOLD = {
     "ranks where their number is even": (
         by_pattern(as_another_member),
         [case_of(window=(left, 0), size=size, query_length=2 * size) for left, size in ((2, 4), (3, 6))],
+    ),
+    "a block is skipped if its last key lies in the document of the rank's first query, or in an earlier one, but "
+    "never a rank's own, blocks being those that a zigzag ring computes, half of each under a causal mask": (
+        where(documents_that_meet),
+        [case_of(causal=causal, sharding="zigzag", size=2, query_length=8, documents=cuts)
+         for causal, cuts in ((True, (0, 3, 8)), (False, (0, 8)), (True, (0, 8)))],
+    ),
+    "a rank masks a block as the first one of as many queries and keys of which it attends some, blocks being those "
+    "that a zigzag ring computes, half of each under a causal mask": (
+        replace(STEPS, pattern=masks_by_shape),
+        [case_of(causal=causal, sharding="zigzag", size=size, query_length=4 * size, documents=cuts)
+         for causal, size, cuts in ((True, 3, (0, 5, 12)), (False, 2, (0, 3, 8)), (True, 4, (0, 3, 16)))],
+    ),
+    "a rank masks a block as the first one of as many queries and keys of which it attends some": (
+        replace(STEPS, pattern=masks_by_shape),
+        [case_of(sharding=sharding, size=size, query_length=4 * size, documents=cuts)
+         for sharding, size, cuts in (("contiguous", 3, (0, 5, 12)), ("striped", 2, (0, 3, 8)))],
     ),
     "a last segment of a dilation that is shorter than the rate is left out": (
         by_pattern(without_short_segment),

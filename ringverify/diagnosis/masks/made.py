@@ -36,7 +36,14 @@ from ringverify.diagnosis.masks.positions import (
     shifted,
     team_taken_for_rank,
 )
-from ringverify.diagnosis.masks.skips import WHOSE, skipped, ways_to_leave_unmasked, ways_to_skip
+from ringverify.diagnosis.masks.skips import (
+    HALVED,
+    WHOSE,
+    masked_by_shape,
+    skipped,
+    ways_to_leave_unmasked,
+    ways_to_skip,
+)
 from ringverify.diagnosis.masks.tiles import ways_to_bound, ways_to_judge_tiles, ways_to_pad, ways_to_split
 from ringverify.diagnosis.masks.windows import ways_to_bound_striped_blocks, ways_to_lay_one_end, ways_to_lay_windows
 from ringverify.diagnosis.pairs import (
@@ -167,6 +174,9 @@ def _made() -> Iterator[Otherwise]:
         never = ", but never a rank's own" if spared else ""
         cost = 1 + 0.25 * spared + 0.5 * bool(whose)
         yield Otherwise(text + never + whose, functools.partial(skipped, skips, spared, seen_by), cost)
+    for whose, (way, ring) in product(("", HALVED), ((1, ""), (-1, ", in a ring that sends to the left"))):
+        says = "a rank masks a block as the first one of as many queries and keys of which it attends some"
+        yield Otherwise(says + whose + ring, functools.partial(masked_by_shape, way, WHOSE[whose]), 0.75)
     for text, of_tiles in ways_to_leave_unmasked():
         yield Otherwise(text, of_tiles, 1)
     yield from ways_to_merge()

@@ -37,6 +37,8 @@ class Ends:
     @classmethod
     def of_blocks(cls, pairs: Pairs) -> Ends:
         """Return those of the rank and of the block of each pair."""
+        if pairs.halved:
+            return cls._of_halves(pairs)
 
         def of(x: OneSide, end: str) -> Ints:
             found = np.array([held[0 if end == "first" else -1] if len(held) else 0 for held in x.shards])
@@ -45,14 +47,26 @@ class Ends:
         queries = {end: of(pairs.queries, end) + pairs.problem.diagonal for end in ENDS}
         return cls(queries, {end: of(pairs.keys, end) for end in ENDS})
 
+    @classmethod
+    def _of_halves(cls, pairs: Pairs) -> Ends:
+        sides = np.zeros((2, len(ENDS), pairs.size, pairs.size), dtype=np.int64)
+        for rank, owner in product(range(pairs.size), repeat=2):
+            for of_side, held in zip(sides, pairs.block(rank, owner), strict=True):
+                of_side[:, rank, owner] = held[[0, -1]] if len(held) else 0
+        queries, keys = sides[..., pairs.rank, pairs.owner]
+        return cls(dict(zip(ENDS, queries, strict=True)), dict(zip(ENDS, keys, strict=True)))
+
 
 Skips = Callable[[Pairs, Ends], "Mask | None"]
 """Whether a block, or a tile of it, is skipped, by pairs; `None` where the mask is not there that would skip it."""
 
 
+HALVED = ", blocks being those that a zigzag ring computes, half of each under a causal mask"
+
 WHOSE: dict[str, Callable[[Pairs], Pairs]] = {
     "": lambda pairs: pairs,
     ", blocks being those of the two pieces of each zigzag shard": Pairs.of_pieces,
+    HALVED: Pairs.of_halves,
     **{grid.whose: functools.partial(Pairs.of_teams, grid=grid) for grid in (*USUAL, HALVES)},
 }
 """Whose blocks are skipped, as the end of a sentence, and the pairs as those see them."""
@@ -70,6 +84,30 @@ def skipped(skips: Skips, spared: bool, whose: Callable[[Pairs], Pairs], pairs: 
     pairs = whose(pairs)
     skip = skips(pairs, Ends.of_blocks(pairs))
     return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
+
+
+def masked_by_shape(way: int, whose: Callable[[Pairs], Pairs], pairs: Pairs) -> Counts | None:
+    """Return counts if a rank keeps masks by the numbers of queries and keys: a block has that of the first such one.
+
+    Blocks of which nothing is attended are not computed.
+
+    Args:
+        way: 1 in a ring that sends to the right, −1 to the left.
+        whose: the pairs as those see them whose blocks they are.
+        pairs: the pairs.
+    """
+    if pairs.case.replicated:
+        return None
+    pairs = whose(pairs)
+    found = pairs.true.copy()
+    for rank in range(pairs.size):
+        kept: dict[tuple[int, int], Counts] = {}
+        for hop in range(pairs.size):
+            rows, columns = pairs.block(rank, (rank - way * hop) % pairs.size)
+            here = pairs.true[..., rows[:, None], columns]
+            if here.any():
+                found[..., rows[:, None], columns] = kept.setdefault((len(rows), len(columns)), here)
+    return found
 
 
 LONGEST = "as if every rank held as many {} as the one that holds most"
