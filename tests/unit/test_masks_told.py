@@ -187,6 +187,33 @@ def half(here, owner):
     return i >= cut * (owner > here.rank), j < here.problem.nk - cut * (owner < here.rank)
 
 
+def up_to_the_farthest_before(here, owner, i, j):
+    """Hops end when the farthest rank before has come that a rank attends, by the window."""
+    reached = [
+        rank - other
+        for rank in range(here.size)
+        for other in range(rank)
+        if here.shards[other][-1] >= here.shards[rank][0] - here.problem.window[0]
+    ]
+    return torch.tensor((here.rank - owner) % here.size <= max(reached, default=0))
+
+
+def aligned_by_own_rows(here, owner, i, j):
+    """As if all ranks had as many queries."""
+    return j <= i + here.problem.nk - here.size * len(i)
+
+
+def begun_too_early(here, owner, i, j):
+    """Three heads, or five, on two branches: the second begins with the last head of the first."""
+    heads, total = here.problem.heads, 0
+    each, rest = divmod(heads, 2)
+    for number, (w, r) in enumerate(here.problem.dilation.branches):
+        covered = (i // w == j // w) & (i % w % r == number % r) & (j % w % r == number % r)
+        runs = (torch.arange(heads) >= number * each) & (torch.arange(heads) < (number + 1) * each + (number < rest))
+        total = total + runs[:, None, None] * covered
+    return total
+
+
 def documents_that_meet(here, owner, i, j):
     """A hop is skipped if the last key's document is no later than the first query's, and not the rank's own."""
     rows, columns = half(here, owner)
@@ -838,6 +865,23 @@ TOLD = {
         replace(STEPS, pattern=masks_by_shape),
         [case_of(sharding=sharding, size=size, query_length=4 * size, documents=cuts)
          for sharding, size, cuts in (("contiguous", 3, (0, 5, 12)), ("striped", 2, (0, 3, 8)))],
+    ),
+    "a block is skipped if it comes after the last hop on which a rank attends one of an earlier rank: those that have "
+    "wrapped around the ring are not counted": (
+        where(up_to_the_farthest_before),
+        [case_of(window=(left, right), size=size) for left, right, size in ((2, 3, 3), (4, None, 4), (0, 5, 2))],
+    ),
+    "the causal mask is made with cross lengths aligned by keys - ranks * queries of the rank instead of keys - "
+    "queries": (
+        by_pattern(aligned_by_own_rows),
+        [case_of(causal=True, size=size, query_length=n, sharding=sharding)
+         for size, n, sharding in ((3, 10, "contiguous"), (4, 14, "striped"), (2, 9, "zigzag"))],
+    ),
+    "split heads: each branch of a dilation begins H // branches heads after the one before, even if that runs one "
+    "more: some heads are run twice, and the last by none": (
+        by_pattern(begun_too_early),
+        [case_of(dilation=Dilation(((4, 2), (6, 1)), heads="split"), heads=heads, size=size)
+         for heads, size in ((3, 2), (5, 1))],
     ),
     "a last segment of a dilation that is shorter than the rate is left out": (
         by_pattern(without_short_segment),

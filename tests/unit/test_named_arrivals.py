@@ -345,3 +345,40 @@ def test_gradients_that_are_lost_at_a_rank_that_attends_nothing_are_told(way, st
     scenes, _ = seen(attending(lost_where_idle(streams)), cases, gradients=True)
     says = f"the dk and dv that travel with a block are lost at a rank that attends nothing of it{way}"
     assert says in explaining(of_gradients(scenes), scenes)
+
+
+BOTH_WAYS = (lambda owner, size: range(owner + 1, owner + size // 2 + 1),
+             lambda owner, size: range(owner - 1, owner - (size + 1) // 2, -1))  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "kept"), [("first", slice(1, None)), ("last", slice(None, -1))])
+def test_what_is_lost_at_an_end_of_the_way_is_told(end, kept):
+    """Half round the ring to either side: of two hops or more, the first, or the last, does not count."""
+
+    def together(call, every):
+        found = every[call.rank][call.rank].clone()
+        for way in BOTH_WAYS:
+            ranks = way(call.rank, call.world_size)
+            for rank in ranks[kept] if len(ranks) > 1 else ranks:
+                found += every[rank % call.world_size][call.rank]
+        return found
+
+    scenes, _ = seen(attending(together), [case_of(size=4), case_of(size=6)], gradients=True)
+    says = f"what the {end} rank on a block's way adds to its dk and dv is lost, unless it is the only one"
+    assert f"{says}, in a ring both ways" in explaining(of_gradients(scenes), scenes)
+
+
+@pytest.mark.parametrize(("order", "way"), [("the next rank first", 1), ("the rank before first", -1)])
+def test_what_other_ranks_write_over_one_another_is_told(order, way):
+    """Beside the rank's own: the last that attends some of a block counts, with zeros where it attends none of it."""
+
+    def together(call, every):
+        others = [every[(call.rank + way * hop) % call.world_size][call.rank] for hop in range(1, call.world_size)]
+        return every[call.rank][call.rank] + [torch.zeros_like(others[0]), *filter(torch.any, others)][-1]
+
+    cases = [case_of(window=(5, 4), size=4), case_of(window=(3, 6), size=6), case_of(size=3)]
+    scenes, _ = seen(attending(together), cases, gradients=True)
+    says = (
+        f"the dk and dv that come from other ranks, {order}, are written over one another, shard by shard, beside the"
+    )
+    assert f"{says} rank's own" in explaining(of_gradients(scenes), scenes)

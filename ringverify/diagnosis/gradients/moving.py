@@ -21,7 +21,10 @@ from ringverify.events import TensorName
 from ringverify.faults.merging import TILES
 
 Writers = Callable[[Pairs], tuple[Ints, Sequence[Ints]]]
-"""Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes."""
+"""Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes.
+
+A writer writes a block from the first row to the last that it reads.
+"""
 
 
 APART = -1
@@ -48,6 +51,18 @@ WRITERS: dict[str, Writers] = {
     "of each hop are written over those of the hop before": lambda pairs: (pairs.hop, pairs.keys.shards),
 }  # fmt: skip
 """Who may write over what others have added."""
+
+WHOLLY: dict[str, Writers] = {
+    f"that come from other ranks, {order}, are written over one another, shard by shard, beside the rank's own": writers
+    for order, writers in {
+        "one rank after the other": lambda pairs: (np.where(pairs.hop == 0, APART, pairs.rank), pairs.keys.shards),
+        "the next rank first": lambda pairs: (np.where(pairs.hop == 0, APART, pairs.hop), pairs.keys.shards),
+        "the rank before first": lambda pairs: (
+            np.where(pairs.hop == 0, APART, pairs.size - pairs.hop), pairs.keys.shards
+        ),
+    }.items()
+}  # fmt: skip
+"""Who may write over it whole blocks of which a row is read."""
 
 WRITTEN: tuple[tuple[TensorName, ...], ...] = (("dk", "dv"), ("dk",), ("dv",))
 """Gradients that may be written over, together."""
@@ -231,8 +246,24 @@ def _lost_on_the_way(streams: Sequence[Stream], names: tuple[TensorName, ...], t
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
 
 
-def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
-    """Return what changes if a key has what the last writer adds that reads it, from its first key to its last."""
+def _lost_at_an_end(streams: Sequence[Stream], last: bool, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if what the first, or last, rank on a block's way adds is lost, unless it is the only one."""
+    pairs = terms.pairs
+    gone, size = np.zeros(np.broadcast_shapes(pairs.rank.shape, pairs.owner.shape), dtype=bool), pairs.size
+    if terms.scene.replicated:
+        return {}
+    for owner, stream in itertools.product(range(size), streams):
+        ranks = [rank % size for rank in stream(owner, size) if rank % size != owner]
+        if len(ranks) > 1:
+            gone |= (pairs.rank == ranks[-1 if last else 0]) & (pairs.owner == owner)
+    return {name: -y for name, y in terms.sums_over(names, gone).items()}
+
+
+def _written_over(order: Writers, wholly: bool, names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if a key has what the last writer adds that reads it, or if `wholly` any key of its block.
+
+    A writer that is not to write wholly writes from the first key that it reads to the last.
+    """
     pairs = terms.pairs
 
     def read() -> Mask:
@@ -247,7 +278,7 @@ def _written_over(order: Writers, names: tuple[TensorName, ...], terms: Terms) -
         for one in np.unique(number[:, block][number[:, block] != APART]):
             read_here = np.flatnonzero((seen & (number == one))[:, block].any(axis=0))
             if len(read_here):
-                last[block[read_here[0] : read_here[-1] + 1]] = one
+                last[block if wholly else block[read_here[0] : read_here[-1] + 1]] = one
     gone = (number != last) & (number != APART)
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
 
@@ -373,5 +404,11 @@ def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
     for (way, streams), names in itertools.product(STREAMS.items(), WRITTEN):
         says = f"the {' and '.join(names)} that travel with a block are lost at a rank that attends nothing of it{way}"
         yield says, functools.partial(_lost_on_the_way, streams, names)
-    for (says, order), names in itertools.product(WRITERS.items(), WRITTEN):
-        yield f"the {' and '.join(names)} {says}", functools.partial(_written_over, order, names)
+        for end, last in (("first", False), ("last", True)):
+            says = (
+                f"what the {end} rank on a block's way adds to its {' and '.join(names)} is lost, unless it is the only"
+            )
+            yield f"{says} one{way}", functools.partial(_lost_at_an_end, streams, last, names)
+    for wholly, writers in ((False, WRITERS), (True, WHOLLY)):
+        for (says, order), names in itertools.product(writers.items(), WRITTEN):
+            yield f"the {' and '.join(names)} {says}", functools.partial(_written_over, order, wholly, names)

@@ -343,7 +343,7 @@ def _in_whole_shards(pairs: Pairs, *, up: bool) -> int:
     return pairs.size * (keys - queries)
 
 
-ALIGNED: dict[str, Callable[[Pairs], int]] = {
+ALIGNED: dict[str, Callable[[Pairs], Ints | int]] = {
     "max(keys - queries, 0)": lambda pairs: max(pairs.problem.diagonal, 0),
     "min(keys - queries, 0)": lambda pairs: min(pairs.problem.diagonal, 0),
     "the longest key length - queries": lambda pairs: (
@@ -352,11 +352,13 @@ ALIGNED: dict[str, Callable[[Pairs], int]] = {
     "|keys - queries|": lambda pairs: abs(pairs.problem.diagonal),
     "the difference of both lengths, padded to a multiple of the ranks,": functools.partial(_in_whole_shards, up=True),
     "ranks * (keys // ranks - queries // ranks)": functools.partial(_in_whole_shards, up=False),
+    "keys - ranks * queries of the rank": lambda pairs: pairs.keys.total - pairs.size * pairs.queries.count,
+    "ranks * keys of the rank - queries": lambda pairs: pairs.size * own_keys(pairs) - pairs.queries.total,
 }
 """What may stand for the difference of cross lengths."""
 
 
-def shifted(by: Callable[[Pairs], int], pairs: Pairs) -> Ints:
+def shifted(by: Callable[[Pairs], Ints | int], pairs: Pairs) -> Ints:
     """Positions of queries that are aligned by something else than the difference of lengths."""
     return pairs.queries.p + by(pairs) - pairs.problem.diagonal
 

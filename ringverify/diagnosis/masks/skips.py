@@ -297,6 +297,16 @@ def _after_a_hop_of_none(pairs: Pairs, at: Ends) -> Mask | None:
     return found[None, None]
 
 
+def _past_the_farthest_before(pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a block comes at a later hop than any that a rank attends of those of ranks before its own."""
+    if pairs.case.replicated:
+        return None
+    hops = np.broadcast_to(pairs.hop, pairs.true.shape[2:])
+    needed = np.any(pairs.true, axis=(0, 1)) & (pairs.owner < pairs.rank)
+    found: Mask = hops > hops.max(where=needed, initial=0)
+    return found[None, None]
+
+
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -452,6 +462,11 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         says = f"a block is skipped if it comes after one of which the rank attends nothing, hop by hop{ring}"
         yield says, functools.partial(_after_an_empty_hop, way)
     yield "a block is skipped if it comes after the first hop on which no rank attends anything", _after_a_hop_of_none
+    yield (
+        "a block is skipped if it comes after the last hop on which a rank attends one of an earlier rank: those that "
+        "have wrapped around the ring are not counted",
+        _past_the_farthest_before,
+    )
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
     yield "blocks of later ranks are skipped under a causal mask, whatever their positions", _of_a_later_rank
     yield (

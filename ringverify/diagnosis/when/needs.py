@@ -48,7 +48,7 @@ OF_HEADS = frozenset({"heads", "key heads"})
 OF_RANKS = frozenset({"ranks"})
 """Factors of a number of ranks, which seldom stands for anything else."""
 
-STANDING_IN = frozenset({"length", "dims"})
+STANDING_IN = frozenset({"length", "dims", "dilation"})
 """Factors of which "at most" has always stood for something else, such as a window, or a remainder."""
 
 LIMITS = 2
