@@ -222,18 +222,35 @@ def documents_that_meet(here, owner, i, j):
     return torch.tensor(owner == here.rank or bool(last > first))
 
 
-def masks_by_shape(steps, here, hop, owner):
-    """Each half of a block has the mask of the first with as many queries and keys."""
-    found = multiplicity(steps, here, hop, owner)
-    rows, columns = half(here, owner)
-    for earlier in range(hop):
-        other = (here.rank - earlier) % here.size
-        i, j = half(here, other)
-        m = multiplicity(steps, here, earlier, other)[..., i, :][..., j]
-        if m.any() and found.any() and m.shape[2:] == (rows.sum(), columns.sum()):
-            found[..., rows.nonzero(), columns.nonzero()[:, 0]] = m
-            break
-    return found
+def masks_by_shape(computed):
+    """Each half of a block that is computed has the mask of the first with as many queries and keys."""
+
+    def pattern(steps, here, hop, owner):
+        def block(hop, owner):
+            rows, columns = half(here, owner)
+            m = multiplicity(steps, here, hop, owner)[..., rows, :][..., columns]
+            return m, computed(here, here.shards[here.rank][rows], here.shards[owner][columns], m)
+
+        found, (mine, there), (rows, columns) = (
+            multiplicity(steps, here, hop, owner),
+            block(hop, owner),
+            half(here, owner),
+        )
+        for earlier in range(hop if there else 0):
+            m, kept = block(earlier, (here.rank - earlier) % here.size)
+            if kept and m.shape == mine.shape:
+                found[..., rows.nonzero(), columns.nonzero()[:, 0]] = m
+                break
+        return found
+
+    return pattern
+
+
+def documents_overlap(here, i, j, m):
+    """From first to last."""
+    cuts = torch.tensor(here.problem.documents)
+    mine, theirs = (torch.searchsorted(cuts, x.contiguous(), right=True) for x in (i, j))
+    return bool(mine[0] <= theirs[-1] and theirs[0] <= mine[-1])
 
 
 def of_rows(here, j):
@@ -857,14 +874,20 @@ TOLD = {
     ),
     "a rank masks a block as the first one of as many queries and keys of which it attends some, blocks being those "
     "that a zigzag ring computes, half of each under a causal mask": (
-        replace(STEPS, pattern=masks_by_shape),
+        replace(STEPS, pattern=masks_by_shape(lambda here, i, j, m: bool(m.any()))),
         [case_of(causal=causal, sharding="zigzag", size=size, query_length=4 * size, documents=cuts)
          for causal, size, cuts in ((True, 3, (0, 5, 12)), (False, 2, (0, 3, 8)), (True, 4, (0, 3, 16)))],
     ),
     "a rank masks a block as the first one of as many queries and keys of which it attends some": (
-        replace(STEPS, pattern=masks_by_shape),
+        replace(STEPS, pattern=masks_by_shape(lambda here, i, j, m: bool(m.any()))),
         [case_of(sharding=sharding, size=size, query_length=4 * size, documents=cuts)
          for sharding, size, cuts in (("contiguous", 3, (0, 5, 12)), ("striped", 2, (0, 3, 8)))],
+    ),
+    "a rank masks a block as the first one of as many queries and keys that documents do not keep apart, blocks being "
+    "those that a zigzag ring computes, half of each under a causal mask": (
+        replace(STEPS, pattern=masks_by_shape(documents_overlap)),
+        [case_of(causal=causal, sharding="zigzag", size=size, query_length=4 * size, documents=cuts)
+         for causal, size, cuts in ((False, 2, (0, 1)), (True, 3, (0, 3, 12)), (False, 2, (0, 3, 6)))],
     ),
     "a block is skipped if it comes after the last hop on which a rank attends one of an earlier rank: those that have "
     "wrapped around the ring are not counted": (

@@ -37,6 +37,7 @@ from ringverify.diagnosis.masks.positions import (
     team_taken_for_rank,
 )
 from ringverify.diagnosis.masks.skips import (
+    COMPUTED,
     HALVED,
     WHOSE,
     masked_by_shape,
@@ -174,9 +175,10 @@ def _made() -> Iterator[Otherwise]:
         never = ", but never a rank's own" if spared else ""
         cost = 1 + 0.25 * spared + 0.5 * bool(whose)
         yield Otherwise(text + never + whose, functools.partial(skipped, skips, spared, seen_by), cost)
-    for whose, (way, ring) in product(("", HALVED), ((1, ""), (-1, ", in a ring that sends to the left"))):
-        says = "a rank masks a block as the first one of as many queries and keys of which it attends some"
-        yield Otherwise(says + whose + ring, functools.partial(masked_by_shape, way, WHOSE[whose]), 0.75)
+    ways = ((1, ""), (-1, ", in a ring that sends to the left"))
+    for (which, computed), whose, (way, ring) in product(COMPUTED.items(), ("", HALVED), ways):
+        says = f"a rank masks a block as the first one of as many queries and keys{which}{whose}{ring}"
+        yield Otherwise(says, functools.partial(masked_by_shape, way, computed, WHOSE[whose]), 0.75)
     for text, of_tiles in ways_to_leave_unmasked():
         yield Otherwise(text, of_tiles, 1)
     yield from ways_to_merge()

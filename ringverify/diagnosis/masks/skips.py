@@ -86,13 +86,29 @@ def skipped(skips: Skips, spared: bool, whose: Callable[[Pairs], Pairs], pairs: 
     return None if skip is None else np.where(skip & ((pairs.hop > 0) | (not spared)), 0, pairs.true)
 
 
-def masked_by_shape(way: int, whose: Callable[[Pairs], Pairs], pairs: Pairs) -> Counts | None:
-    """Return counts if a rank keeps masks by the numbers of queries and keys: a block has that of the first such one.
+def _meet(pairs: Pairs, queries: Ints, keys: Ints) -> bool:
+    """Return whether some of the documents of queries, from first to last, are among those of keys."""
+    offsets = np.array(pairs.problem.documents or (0, pairs.problem.nk))
+    mine, theirs = apart(offsets, queries), apart(offsets, keys)
+    return bool(len(mine) and len(theirs) and mine[0] <= theirs[-1] and theirs[0] <= mine[-1])
 
-    Blocks of which nothing is attended are not computed.
+
+COMPUTED: dict[str, Callable[[Pairs, Ints, Ints], bool]] = {
+    "": lambda pairs, queries, keys: True,
+    " of which it attends some": lambda pairs, queries, keys: bool(pairs.true[..., queries[:, None], keys].any()),
+    " that documents do not keep apart": _meet,
+}
+"""Blocks that are computed, in words; the others are skipped."""
+
+
+def masked_by_shape(
+    way: int, computed: Callable[[Pairs, Ints, Ints], bool], whose: Callable[[Pairs], Pairs], pairs: Pairs
+) -> Counts | None:
+    """Return counts if a rank keeps masks by the numbers of queries and keys: a block has that of the first such one.
 
     Args:
         way: 1 in a ring that sends to the right, −1 to the left.
+        computed: whether a block of queries and keys is computed.
         whose: the pairs as those see them whose blocks they are.
         pairs: the pairs.
     """
@@ -104,8 +120,8 @@ def masked_by_shape(way: int, whose: Callable[[Pairs], Pairs], pairs: Pairs) -> 
         kept: dict[tuple[int, int], Counts] = {}
         for hop in range(pairs.size):
             rows, columns = pairs.block(rank, (rank - way * hop) % pairs.size)
-            here = pairs.true[..., rows[:, None], columns]
-            if here.any():
+            if computed(pairs, rows, columns):
+                here = pairs.true[..., rows[:, None], columns]
                 found[..., rows[:, None], columns] = kept.setdefault((len(rows), len(columns)), here)
     return found
 
