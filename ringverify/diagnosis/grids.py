@@ -66,6 +66,9 @@ OF: dict[str, Callable[[Problem, int], int]] = {
     "of two ranks where their number is even": lambda p, size: 1 + (size % 2 == 0),
     "of as many ranks as the smallest divisor of their number": lambda p, size: smallest_divisor(size),
     "of as many ranks as the largest divisor of their number": lambda p, size: largest_divisor(size),
+    "of as many ranks as the largest divisor up to the square root of their number": lambda p, size: next(
+        each for each in range(math.isqrt(size), 0, -1) if size % each == 0
+    ),
 }
 
 GRIDS: tuple[Grid, ...] = tuple(
@@ -75,8 +78,8 @@ GRIDS: tuple[Grid, ...] = tuple(
 )
 
 
-USUAL = GRIDS[:3]
-"""Teams of neighbours, as many as the number of heads allows, or two."""
+USUAL = (*GRIDS[:3], GRIDS[5])
+"""Teams of neighbours: as many as the number of heads allows, two, or so many that ranks are most nearly a square."""
 
 HALVES = GRIDS[4]
 """Teams of neighbours, as large as they can be: two of them where the number of ranks is even."""

@@ -112,12 +112,6 @@ def ways_to_dilate() -> Iterator[Otherwise]:
                 0.8,
             )
     yield Otherwise(
-        "split heads: each branch of a dilation begins H // branches heads after the one before, even if that runs one "
-        "more: some heads are run twice, and the last by none",
-        _begun_in_equal_steps,
-        0.5,
-    )
-    yield Otherwise(
         "the window is compared with the distance divided by the rate in a branch of a dilation, so that it reaches so "
         "many times as far",
         _window_in_steps,
@@ -199,19 +193,6 @@ def _let_through(pairs: Pairs, number: int, i: Ints, j: Ints) -> Counts | Mask:
     one = copy.copy(pairs)
     one.problem = p.replace(dilation=dataclasses.replace(p.dilation, branches=branches))
     return branch(one, number, i, j)
-
-
-def _begun_in_equal_steps(pairs: Pairs) -> Counts | None:
-    """Return counts if the heads of each branch begin as many after those before as divide the heads without a rest."""
-    p = pairs.problem
-    if p.dilation is None or p.dilation.heads != "split":
-        return None
-    total, (each, rest) = np.zeros_like(pairs.true), divmod(p.heads, len(p.dilation.branches))
-    plain = pairs.queries.p, pairs.keys.p
-    for number in range(len(p.dilation.branches)):
-        run = slice(number * each, (number + 1) * each + (number < rest))
-        total[:, run] += np.max(branch(pairs, number, *plain), axis=0)  # its heads have one offset
-    return total * pairs.counts(lambda name: None if name == "dilation" else plain)
 
 
 def _window_in_steps(pairs: Pairs) -> Counts | None:

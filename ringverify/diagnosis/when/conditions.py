@@ -51,6 +51,7 @@ class Condition:
         most: the largest number that meets it, of a condition that says "at most".
         limit: how likely it is that a number in it stands for a relation of several ones: 0 if it has none but 1 or 2,
             1 if it says "at least", "even" or "odd", 2 if it says else.
+        few: whether it says "at most" or "exactly": larger numbers do not meet it.
     """
 
     text: str
@@ -61,6 +62,7 @@ class Condition:
     said: bool = True
     most: int | None = None
     limit: int = 0
+    few: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -923,11 +925,12 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         said: bool = True,
         most: int | None = None,
         limit: int = 2,
+        few: bool = False,
     ) -> Condition:
         def holds(one: Features) -> bool:
             return name in one and meets(int(one[name]))
 
-        return Condition(text, frozenset({factor}), cost + more, (name,), holds, said, most, limit)
+        return Condition(text, frozenset({factor}), cost + more, (name,), holds, said, most, limit, few)
 
     def compared(words: str, n: int) -> str:
         if name in SIZES:
@@ -948,9 +951,9 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
     if name in ("left_side", "right_side"):  # a limit of theirs stands for one beside the length of a shard
         numbers = [n for n in numbers if n < 2]
     for n in numbers[:-1]:
-        yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n), most=n)
+        yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n), most=n, few=True)
     for n in numbers:
-        yield one_of(compared("exactly", n), 0.75, functools.partial(operator.eq, n))
+        yield one_of(compared("exactly", n), 0.75, functools.partial(operator.eq, n), few=True)
     if name in PARITY:
         article = "" if name in SIZES else "an "
         yield one_of(f"{article}even {number}", 0.3, lambda value: value % 2 == 0, limit=1)
