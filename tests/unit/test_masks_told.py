@@ -203,39 +203,6 @@ def aligned_by_own_rows(here, owner, i, j):
     return j <= i + here.problem.nk - here.size * len(i)
 
 
-def half(here, owner):
-    """Which of a rank's queries and of another's keys a zigzag ring computes together under a causal mask."""
-    cut, i, j = here.problem.causal * here.problem.nk // 2, here.shards[here.rank], here.shards[owner]
-    return i >= cut * (owner > here.rank), j < here.problem.nk - cut * (owner < here.rank)
-
-
-def up_to_the_farthest_before(here, owner, i, j):
-    """Hops end when the farthest rank before has come that a rank attends, by the window."""
-    reached = [
-        rank - other
-        for rank in range(here.size)
-        for other in range(rank)
-        if here.shards[other][-1] >= here.shards[rank][0] - here.problem.window[0]
-    ]
-    return torch.tensor((here.rank - owner) % here.size <= max(reached, default=0))
-
-
-def aligned_by_own_rows(here, owner, i, j):
-    """As if all ranks had as many queries."""
-    return j <= i + here.problem.nk - here.size * len(i)
-
-
-def begun_too_early(here, owner, i, j):
-    """Three heads, or five, on two branches: the second begins with the last head of the first."""
-    heads, total = here.problem.heads, 0
-    each, rest = divmod(heads, 2)
-    for number, (w, r) in enumerate(here.problem.dilation.branches):
-        covered = (i // w == j // w) & (i % w % r == number % r) & (j % w % r == number % r)
-        runs = (torch.arange(heads) >= number * each) & (torch.arange(heads) < (number + 1) * each + (number < rest))
-        total = total + runs[:, None, None] * covered
-    return total
-
-
 def documents_that_meet(here, owner, i, j):
     """A hop is skipped if the last key's document is no later than the first query's, and not the rank's own."""
     rows, columns = half(here, owner)
@@ -253,11 +220,8 @@ def masks_by_shape(computed):
             m = multiplicity(steps, here, hop, owner)[..., rows, :][..., columns]
             return m, computed(here, here.shards[here.rank][rows], here.shards[owner][columns], m)
 
-        found, (mine, there), (rows, columns) = (
-            multiplicity(steps, here, hop, owner),
-            block(hop, owner),
-            half(here, owner),
-        )
+        found, (mine, there) = multiplicity(steps, here, hop, owner), block(hop, owner)
+        rows, columns = half(here, owner)
         for earlier in range(hop if there else 0):
             m, kept = block(earlier, (here.rank - earlier) % here.size)
             if kept and m.shape == mine.shape:
