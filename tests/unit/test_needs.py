@@ -161,7 +161,7 @@ RELATED = [
     ("a rank that attends no key of some rank", lambda one: one["idle_block"]),
     ("a key that some batch entry attends, and the first one does not", lambda one: one["beyond_first"]),
     ("a window that is 0 on the left", lambda one: one["zero_left"]),
-    ("a rank without tokens", lambda one: one["empty_shard"]),
+    ("a rank without queries, or without keys", lambda one: one["empty_shard"]),
     ("a key length that ends inside a rank's shard", lambda one: one["inner_end"]),
     ("a segment of the dilation that begins inside a rank's shard", lambda one: one["inner_segment"]),
     ("a dilation rate that does not divide a rank's shard", lambda one: one["cut_by_rate"]),

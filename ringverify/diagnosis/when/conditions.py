@@ -574,7 +574,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: any(rows == 1 for rows, _ in one.lengths)),
     "full": ("tokens on every rank", "even shards+length", 1.15,
         lambda one: all(itertools.chain(*one.lengths))),
-    "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
+    "empty_shard": ("a rank without queries, or without keys", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
     "no_keys": ("a rank without keys", "even shards", 1.35, lambda one: any(keys == 0 for _, keys in one.lengths)),
     "no_queries": ("a rank without queries", "even shards", 1.35,
         lambda one: any(rows == 0 for rows, _ in one.lengths)),
@@ -647,8 +647,11 @@ HIDING = (
 )  # fmt: skip
 """Statements about what masks hide, whichever these are."""
 
-NUMERIC = ("odd_shard",)
+NUMERIC = ("odd_shard", "below_ranks_left", "below_ranks_right", "apart_key_heads")
 """Statements in which a number may stand for a relation of several ones."""
+
+OF_TOKENS = {"empty_shard": "a rank without tokens"}
+"""Statements in other words, where every rank holds as many keys as queries."""
 
 ELSEWISE = {"choice": ("window", "key_lengths")}
 """Factors that make a statement false, beside those that it is about, by what it looks at."""
@@ -832,6 +835,8 @@ def conditions(spans: Mapping[str, Collection[Feature]], c: Capabilities) -> lis
     masks = sum((c.causal != "never", c.window, c.documents, c.key_lengths, bool(c.dilation)))
     # Where one kind of mask alone is declared, that one is named.
     found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about[0] not in HIDING]
+    if not c.cross_lengths:
+        found = [dataclasses.replace(one, text=OF_TOKENS.get(one.about[0], one.text)) for one in found]
     for name in CHOICES:
         for value in sorted(map(str, spans.get(name, ()))):
             found += _choices(name, value)
