@@ -209,3 +209,18 @@ def test_one_case_that_passes_as_foretold_shows_that_it_takes_more(exceptions, m
     held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
     plain = ["causal", "queries and keys of different lengths"]
     assert [one.text for one in held.requires] == [*plain, *[SHOWS] * exceptions]
+
+
+def test_where_a_number_stands_for_more_than_itself_only_what_is_plain_is_said():
+    """Windows held against the number of ranks are not said beside a cause that says when: that they are bounded is."""
+
+    def fails(case):
+        left, p = (case.problem.window or (None,))[0], case.problem
+        return left is not None and left < case.world_size and (left + p.nq + p.heads) % 3 != 0
+
+    cause = Hypothesis("made up", STEPS, judge=lambda scene: None if fails(scene.case) else 0.0)
+    found, _ = planted(cause, {"query_length": 5, "window": (1, None)}, size=3)
+    below = "a window shorter to the left than the number of ranks"
+    assert below in [one.text for one in found.exploration.explanation()]
+    held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
+    assert [one.text for one in held.requires] == ["a window bounded on the left", SHOWS]

@@ -39,6 +39,9 @@ MOST_STEPS = 20_000
 DEARER = 1.0
 """Other conditions are compared with one if they cost at most this much more."""
 
+PLAIN = 1.25
+"""Most that a condition costs which only says what a case has."""
+
 LARGEST = 6
 """Most conditions in one explanation."""
 
@@ -116,6 +119,23 @@ class Board:
     def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
         """Return the cheapest conditions that all runs that failed meet, and runs that passed do not."""
         return [condition for condition, _ in self._cheapest(*self._sides(runs), UNEXPLAINED)]
+
+    def simpler(
+        self, runs: Mapping[Case, bool], instead: Iterable[Condition], beside: Collection[Condition]
+    ) -> list[Condition]:
+        """Return what plain conditions explain of runs if some others are not to be said.
+
+        Args:
+            runs: whether each case that was run failed.
+            instead: the conditions that are not to be said; plain ones are about the same factors.
+            beside: those that are.
+        """
+        found, passed = self._sides(runs)
+        factors = frozenset[str]().union(*(one.factors for one in instead))
+        for condition, met in found:
+            passed &= met if condition in beside else -1
+        plain = [one for one in found if not one[0].limit and one[0].cost <= PLAIN and one[0].factors <= factors]
+        return [condition for condition, _ in self._cheapest(plain, passed, UNEXPLAINED)]
 
     def telling(self, runs: Mapping[Case, bool], unknown: Collection[Case]) -> Case | None:
         """Return the case that halves the explanations best; `None` if all of them say the same of all cases.

@@ -342,6 +342,10 @@ class Exploration:
         self._board.add(self.runs, self.runs)
         return self._board.explanation(self.runs)
 
+    def simpler(self, instead: Iterable[Condition], beside: Collection[Condition]) -> list[Condition]:
+        """Return the plain conditions that explain what some do that are not to be said, beside those that are."""
+        return self._board.simpler(self.runs, instead, beside)
+
     def extended(self, runs: int, left: Callable[[], float]) -> None:
         """Allow so many further runs, in another time."""
         self._most, self.left = self.tried + runs, left

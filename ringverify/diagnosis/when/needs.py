@@ -217,7 +217,9 @@ def said(
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     beyond = beyond if certain or more else None
     if beyond is not None:  # it says more than a number does
-        tested = [one for one in tested if not one.limit or (one.factors == OF_RANKS and not one.few)]
+        kept = [one for one in tested if not one.limit or (one.factors == OF_RANKS and not one.few)]
+        dropped = [one for one in explanation if one.limit and one not in kept]
+        tested = [*kept, *(exploration.simpler(dropped, kept) if dropped else ())]
     words = functools.partial(exploration.in_words, roughly=beyond is not None)
     called = [] if exploration.called is None else [Requirement(exploration.called, lambda case: True)]
     requires = [*called, *(Requirement(words(one), _holding(one, capabilities)) for one in tested if one.said)]
