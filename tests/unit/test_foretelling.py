@@ -15,8 +15,9 @@ from ringverify.check.hunting import hunt
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.when import foretelling
+from ringverify.diagnosis.when.conditions import FLAGS, features
 from ringverify.diagnosis.when.foretelling import SHOWS, Foretelling, contradicting, held_against
-from ringverify.diagnosis.when.needs import needs
+from ringverify.diagnosis.when.needs import OF_HIDDEN, needs
 from ringverify.diagnosis.when.varying import Varying
 from ringverify.faults.precision import summed_in_input_dtype
 from ringverify.faults.ring import STEPS, multiplicity, ring_of
@@ -224,3 +225,18 @@ def test_where_a_number_stands_for_more_than_itself_only_what_is_plain_is_said()
     assert below in [one.text for one in found.exploration.explanation()]
     held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
     assert [one.text for one in held.requires] == ["a window bounded on the left", SHOWS]
+
+
+def test_what_masks_hide_is_not_said_where_the_cause_says_it_better():
+    """That a rank's last query attends nothing of a block is not enough here."""
+
+    def fails(case):
+        return features(case, DECLARED)["last_blind"] and (case.problem.nq + case.problem.heads) % 3 != 0
+
+    cause = Hypothesis("made up", STEPS, judge=lambda scene: None if fails(scene.case) else 0.0)
+    found, _ = planted(cause, {"query_length": 10, "window": (2, None)}, size=2)
+    assert any(one.about[0] in OF_HIDDEN for one in found.exploration.explanation())
+    held = held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0)
+    said = [one.text for one in held.requires]
+    assert SHOWS in said
+    assert not {FLAGS[name][0] for name in OF_HIDDEN} & set(said)

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ringverify.cases.case import Case
-from ringverify.diagnosis.when.conditions import HALF, MASKS, Condition
+from ringverify.diagnosis.when.conditions import HALF, HIDING, MASKS, Condition
 from ringverify.diagnosis.when.exploring import Exploration
 from ringverify.diagnosis.when.scores import meets, scored
 from ringverify.diagnosis.when.varying import Varying
@@ -47,6 +47,9 @@ OF_HEADS = frozenset({"heads", "key heads"})
 
 OF_RANKS = frozenset({"ranks"})
 """Factors of a number of ranks, which seldom stands for anything else."""
+
+OF_HIDDEN = frozenset({*HIDING, "blind_beside", "cut_far"})
+"""Conditions of what masks hide, of which one is as good as another where none suffices."""
 
 STANDING_IN = frozenset({"length", "dims", "dilation"})
 """Factors of which "at most" has always stood for something else, such as a window, or a remainder."""
@@ -217,8 +220,8 @@ def said(
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     beyond = beyond if certain or more else None
     if beyond is not None:  # it says more than a number does
-        kept = [one for one in tested if not one.limit or (one.factors == OF_RANKS and not one.few)]
-        dropped = [one for one in explanation if one.limit and one not in kept]
+        kept = [one for one in tested if not _stands_for_more(one)]
+        dropped = [one for one in explanation if _stands_for_more(one)]
         tested = [*kept, *(exploration.simpler(dropped, kept) if dropped else ())]
     words = functools.partial(exploration.in_words, roughly=beyond is not None)
     called = [] if exploration.called is None else [Requirement(exploration.called, lambda case: True)]
@@ -259,6 +262,12 @@ def said(
     ]
     told = tuple({one.text: one for one in requires}.values())  # two conditions may be the same in words
     return Needs(told, irrelevant, complete, exploration.tried, tuple(failing), tuple(passing), exploration)
+
+
+def _stands_for_more(condition: Condition) -> bool:
+    """Return whether a condition that does not suffice is likely to stand for what a cause says better."""
+    limited = condition.limit and (condition.factors != OF_RANKS or condition.few)
+    return bool(limited) or condition.about[0] in OF_HIDDEN
 
 
 def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str], undecided: Collection[str]) -> tuple[str, ...]:
