@@ -788,7 +788,13 @@ def test_an_lse_of_one_block_that_is_kept_is_told(last, whose):
 
 def test_gradients_that_come_back_to_another_team_are_told():
     """By as many ranks as share the key heads."""
-    cases = [case_of(size=4, heads=2), case_of(size=4, heads=6), case_of(size=2, heads=1), case_of(size=3)]
+    cases = [
+        case_of(size=4, heads=2),
+        case_of(size=4, heads=6),
+        case_of(size=6, heads=3),
+        case_of(size=2, heads=1),
+        case_of(size=3),
+    ]
     steps = replace(STEPS, returned_gradients=of_the_next_team)
     scenes, _ = seen(Implementation(ring_of(steps), "teams", EVERYTHING), cases, gradients=True)
     asked = [one for alike in in_ring_of_teams(REARRANGED, [], scenes[0]) for one in alike]
