@@ -107,11 +107,11 @@ def test_a_failure_at_length_is_shown_without_the_suite(method, target, ringveri
 @pytest.mark.parametrize(
     ("method", "id"),
     [
-        *(pytest.param(method, "O161", marks=pytest.mark.nightly) for method in ("every_row", "sampled_rows")),
-        ("identities", "O161"),
-        pytest.param("identities", "O155", marks=pytest.mark.nightly),
+        *((method, "O161") for method in ("every_row", "sampled_rows", "identities")),
+        ("identities", "O155"),
     ],
 )
+@pytest.mark.nightly
 def test_faults_of_sinks_are_shown_without_the_suite(method, id, ringverify):
     """The script has the sinks, and computes their gradient again."""
     asked = ("--length", 600, "--only", method, "--problem", '{"head_dim": 16, "sinks": true}')
@@ -125,6 +125,7 @@ def test_faults_of_sinks_are_shown_without_the_suite(method, id, ringverify):
     assert event["tensor"] in seen.said[0]
 
 
+@pytest.mark.nightly
 def test_the_smaller_case_of_it_is_shown_too(ringverify):
     """The one that the ordinary suite found, by a script of the ordinary kind."""
     asked = ("--length", 600, "--only", "sampled_rows", "--problem", '{"head_dim": 16}')

@@ -63,6 +63,7 @@ def test_the_report_does_not_depend_on_the_number_of_jobs(run, ringverify):
     assert several.code == one.code != 2
 
 
+@pytest.mark.nightly
 def test_what_depends_on_earlier_cases_does_not_depend_on_the_number_of_jobs(ringverify):
     """Workers see other cases before; the cases of the property from the beginning decide, in a fresh process."""
     asked = (miniature("stateful:remembers"), "--only", "forward,exact_selection", "--max-examples", 20)

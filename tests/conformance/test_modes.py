@@ -43,7 +43,7 @@ def hunted(attend: Implementation, examples: int = 30, property: str = "modes") 
     ],
     ids=lambda one: one.name if isinstance(one, Implementation) else "",
 )
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_another_mode_that_gives_something_else_is_found_where_training_is_right(attend, reason, summary):
     """On two ranks and two tokens at most, in words that name the mode."""
     assert hunted(attend, 10, "gradients").counterexample is None

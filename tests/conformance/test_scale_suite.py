@@ -337,6 +337,7 @@ def test_right_rings_are_conformant_with_learned_sinks(target, world, ringverify
     assert ran.out.count("dsinks") >= 3
 
 
+@pytest.mark.nightly
 def test_rounding_more_than_declared_is_a_violation_that_is_shown_again(ringverify):
     """No element is off by more than its bound; the mean is. By `replay`, and by a script without the suite."""
     asked = ("--only", "sampled_rows", "--world-sizes", 8, "--problem", '{"head_dim": 16, "dtype": "bfloat16"}')

@@ -21,6 +21,7 @@ TRUE = needs_held.Counted(CAUSAL, failing=100, foretold=95, meeting=40, failed=3
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.nightly
 def test_a_mutant_is_searched_and_what_is_said_of_it_is_counted():
     """As for a user; how much is found out depends on the machine's load, and is not asked here."""
     ((mutant, found),) = needs_held.counted([kill for kill in KILLS if kill.mutant == "B9a"], fresh=60)

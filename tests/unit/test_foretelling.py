@@ -90,6 +90,7 @@ def test_a_cause_that_does_not_foretell_the_runs_says_nothing():
     assert held_against(found, [cause], DECLARED, gradients=False, left=lambda: 60.0) is not None
 
 
+@pytest.mark.nightly
 def test_a_cause_with_a_condition_says_that_others_pass():
     """A window that is off by one under a causal mask alone is right without one."""
     cause = named("window off by one: one key too many on the left")
