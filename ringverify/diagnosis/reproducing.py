@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -276,7 +277,8 @@ def _run(
                 every = [(hop, owner, there[owner] if hop else block) for hop, owner in enumerate(owners)]
                 return mixed(steps, here, every) if "hop_of" in steps.changed else iter(every)
 
-            found = {rank: program(rank, _wired(scene, every[rank], visit=visit)) for rank in scene.worst_first}
+            wired = functools.cache(functools.partial(_wired, scene, visit=visit))  # ranks mostly have the same steps
+            found = {rank: program(rank, wired(every[rank])) for rank in scene.worst_first}
             return [found[rank] for rank in range(scene.size)]
     except NoPrediction:
         raise
@@ -327,10 +329,14 @@ def forward(
             attended[here.rank, hop] = STEPS.attend(steps, here, hop, owner, q, block)
         return attended[here.rank, hop]
 
+    @functools.cache
+    def attending(steps: Steps) -> Steps:
+        return replace(steps, attend=attend)
+
     def program(rank: int, steps: Steps) -> Forward:
         here, x = place_of(scene, rank, wide=wide, dtype=dtype), _given(scene, rank)
         if wide == torch.float64 and every[rank].changed <= AFTER_ATTENDING:
-            steps = replace(steps, attend=attend)
+            steps = attending(steps)
         whole = steps.forward(steps, here, x["q"], x["k"], x["v"])
         saved = steps.kept(here, (x["q"], x["k"], x["v"], whole.out, whole.lse))
         out, lse = steps.returned(here, whole)
