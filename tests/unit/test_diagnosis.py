@@ -557,17 +557,18 @@ def test_gradients_that_travel_the_way_of_their_blocks_are_named():
 
 
 class RoundsGradient(torch.autograd.Function):
-    """The identity, whose gradient goes through bfloat16."""
+    """The identity, whose gradient goes through another dtype."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, dtype):
         """As it is."""
+        ctx.dtype = dtype
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
         """Rounded."""
-        return gradient.bfloat16().to(gradient.dtype)
+        return gradient.to(ctx.dtype).to(gradient.dtype), None
 
 
 @pytest.mark.timeout(60)
@@ -578,7 +579,7 @@ def test_a_gradient_that_is_rounded_to_another_dtype_is_named(dtype, tensor):
     """`dq.to(torch.bfloat16)` at the end of a backward, whatever q is: right in bfloat16, too coarse in float16."""
 
     def rounds(q, k, v, call):
-        q, v = (RoundsGradient.apply(x) if name == tensor else x for name, x in (("dq", q), ("dv", v)))
+        q, v = (RoundsGradient.apply(x, torch.bfloat16) if name == tensor else x for name, x in (("dq", q), ("dv", v)))
         return PLAIN.function(q, k, v, call)
 
     implementation = Implementation(rounds, "rounds", EVERYTHING)
@@ -590,17 +591,9 @@ def test_a_gradient_that_is_rounded_to_another_dtype_is_named(dtype, tensor):
 def test_gradients_that_are_added_up_in_another_dtype_are_named():
     """Those of keys and values, in a buffer of float32 that travels, whatever the inputs are."""
 
-    class InFloat32(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient.float().to(gradient.dtype)
-
     def rounds(q, k, v, call):
-        return PLAIN.function(q, InFloat32.apply(k), InFloat32.apply(v), call)
+        k, v = (RoundsGradient.apply(x, torch.float32) for x in (k, v))
+        return PLAIN.function(q, k, v, call)
 
     found = diagnosed(Implementation(rounds, "rounds", EVERYTHING), case_of(dtype="float64"), gradients=True)
     assert found.text.startswith("dk and dv of inputs of a wider dtype are computed in float32")

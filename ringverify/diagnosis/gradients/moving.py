@@ -21,10 +21,7 @@ from ringverify.events import TensorName
 from ringverify.faults.merging import TILES
 
 Writers = Callable[[Pairs], tuple[Ints, Sequence[Ints]]]
-"""Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes.
-
-A writer writes a block from the first row to the last that it reads.
-"""
+"""Who adds to gradients one after the other: numbers of the writers, by pair, and the blocks in which each writes."""
 
 
 APART = -1
@@ -33,6 +30,11 @@ APART = -1
 
 def _tiles_of(tile: int, pairs: Pairs) -> tuple[Ints, Sequence[Ints]]:
     return pairs.queries.p // tile, [np.arange(pairs.keys.total)]
+
+
+def _beside_the_own(number: Callable[[Pairs], Ints]) -> Writers:
+    """Return the other ranks as writers, by number; what the rank itself adds is added to that."""
+    return lambda pairs: (np.where(pairs.hop == 0, APART, number(pairs)), pairs.keys.shards)
 
 
 WRITERS: dict[str, Writers] = {
@@ -46,7 +48,7 @@ WRITERS: dict[str, Writers] = {
         np.where(pairs.hop == 0, 0, 1 + pairs.rank), pairs.keys.shards
     ),
     "that come from other ranks, one rank after the other, are written over one another, beside the rank's own": (
-        lambda pairs: (np.where(pairs.hop == 0, APART, pairs.rank), pairs.keys.shards)
+        _beside_the_own(lambda pairs: pairs.rank)
     ),
     "of each hop are written over those of the hop before": lambda pairs: (pairs.hop, pairs.keys.shards),
 }  # fmt: skip
@@ -55,13 +57,11 @@ WRITERS: dict[str, Writers] = {
 WHOLLY: dict[str, Writers] = {
     f"that come from other ranks, {order}, are written over one another, shard by shard, beside the rank's own": writers
     for order, writers in {
-        "one rank after the other": lambda pairs: (np.where(pairs.hop == 0, APART, pairs.rank), pairs.keys.shards),
-        "the next rank first": lambda pairs: (np.where(pairs.hop == 0, APART, pairs.hop), pairs.keys.shards),
-        "the rank before first": lambda pairs: (
-            np.where(pairs.hop == 0, APART, pairs.size - pairs.hop), pairs.keys.shards
-        ),
+        "one rank after the other": _beside_the_own(lambda pairs: pairs.rank),
+        "the next rank first": _beside_the_own(lambda pairs: pairs.hop),
+        "the rank before first": _beside_the_own(lambda pairs: pairs.size - pairs.hop),
     }.items()
-}  # fmt: skip
+}
 """Who may write over it whole blocks of which a row is read."""
 
 WRITTEN: tuple[tuple[TensorName, ...], ...] = (("dk", "dv"), ("dk",), ("dv",))

@@ -837,7 +837,8 @@ def conditions(spans: Mapping[str, Collection[Feature]], c: Capabilities) -> lis
     # Where one kind of mask alone is declared, that one is named.
     found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about[0] not in HIDING]
     if not c.cross_lengths:
-        found = [dataclasses.replace(one, text=OF_TOKENS.get(one.about[0], one.text)) for one in found]
+        words = ((one, OF_TOKENS.get(one.about[0])) for one in found)
+        found = [one if text is None else dataclasses.replace(one, text=text) for one, text in words]
     for name in CHOICES:
         for value in sorted(map(str, spans.get(name, ()))):
             found += _choices(name, value)
