@@ -17,7 +17,7 @@ import numpy as np
 from ringref.attention import Answer, attention
 from ringref.rounding import Allowed, allowed_error
 from ringverify.diagnosis.hypothesis import Hypothesis, agree_but_for, agree_with
-from ringverify.diagnosis.pairs import Ints
+from ringverify.diagnosis.pairs import Ints, Mask, pairs_of
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -221,11 +221,13 @@ def _with_copies(scene: Scene, copies: int) -> tuple[Answer, Allowed]:
 
 
 def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable[[Scene], float | None]:
-    """Return the judge of tensors in another order, which may be one of what the ranks have."""
+    """Return the judge of tensors in another order, which may be one of what the ranks have.
 
-    def judge(scene: Scene) -> float | None:
-        if of_ranks and (scene.replicated or scene.size == 1):
-            return None if wrong_tensors(scene) else 0.0
+    Keys and values that are padding may be attended then: as they are, or as 0 if they are cleared before.
+    """
+
+    def agreeing(scene: Scene, padding: Mask | bool) -> float | None:
+        """Return the residual where what `padding` says, `(B, Nk, 1, 1)`, is cleared."""
 
         def back(of_keys: int, x: Array) -> Array:
             """Put back what is rearranged: so do gradients."""
@@ -238,6 +240,7 @@ def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable
             return change(lse.swapaxes(1, 2)[..., None])[..., 0].swapaxes(1, 2)
 
         x = scene.inputs
+        x = dataclasses.replace(x, k=np.where(padding, 0.0, x.k), v=np.where(padding, 0.0, x.v))
         mixed = {name: change(scene, getattr(x, name), name != "q") for name in "qkv" if name in names}
         if "o" in names:
             mixed["dout"] = back(0, x.dout)
@@ -256,7 +259,15 @@ def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable
             of_zeros = np.log(np.where(count > 0, count, 1))
             results["lse"] = np.where(there, of_lse(lambda x: change(scene, x, 0), answer.lse), of_zeros)
         answer = dataclasses.replace(answer, **results)
-        return agree_with(scene, answer, y)
+        cleared = {n: np.where(padding, 0.0, getattr(answer, n)) for n in ("dk", "dv") if n in scene.tensors}
+        return agree_with(scene, dataclasses.replace(answer, **cleared), y)
+
+    def judge(scene: Scene) -> float | None:
+        if of_ranks and (scene.replicated or scene.size == 1):
+            return None if wrong_tensors(scene) else 0.0
+        padding = pairs_of(scene).padding[:, 0, 0, :, None, None]
+        found = agreeing(scene, False)
+        return agreeing(scene, padding) if found is None and padding.any() and not {*"kv"}.isdisjoint(names) else found
 
     return judge
 

@@ -35,6 +35,9 @@ SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
         if heads // group % ranks == 0
         else np.arange(heads)
     ),
+    "of a head before it, or 0, as sinks are filled up in front, and heads at the end": lambda heads, group, ranks: (
+        np.maximum(np.arange(heads) - -heads % ranks, -1)
+    ),
     "of the next head": lambda heads, group, ranks: np.roll(np.arange(heads), -1),
     "in the order (head of the group, key head)": lambda heads, group, ranks: (
         np.arange(heads).reshape(group, heads // group).T.ravel()
@@ -47,8 +50,8 @@ SINKS_OF: dict[str, Callable[[int, int, int], Ints]] = {
     "of the head with the number of the key head": lambda heads, group, ranks: np.arange(heads) // group,
     "of the first head of the group": lambda heads, group, ranks: np.arange(heads) // group * group,
 }
-"""Numbers of the heads whose sinks each head takes, by the number of heads, of those that share a key
-head, and of ranks."""
+"""Numbers of the heads whose sinks each head takes, -1 for a sink of 0, by the number of heads, of those that share a
+key head, and of ranks."""
 
 
 SINKS_AS: dict[str, Callable[[Problem, Array], tuple[Array, Array]]] = {
@@ -88,9 +91,10 @@ def _judge_sinks(of: Callable[[int, int, int], Ints]) -> Callable[[Scene], float
     def judge(scene: Scene) -> float | None:
         p, x = scene.problem, finite(scene.inputs)
         heads = of(p.heads, p.group_size, scene.size)
-        if x.sinks is None or (x.sinks[heads] == x.sinks).all():
+        sinks = None if x.sinks is None else np.where(heads < 0, 0.0, x.sinks[heads])
+        if sinks is None or (sinks == x.sinks).all():
             return None if wrong_tensors(scene) else 0.0
-        return agree_with(scene, attention(p, x.q, x.k, x.v, x.dout, x.dlse, x.sinks[heads]), x)
+        return agree_with(scene, attention(p, x.q, x.k, x.v, x.dout, x.dlse, sinks), x)
 
     return judge
 

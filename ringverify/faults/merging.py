@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -670,25 +671,43 @@ for cause in [one for one in FAULTS.causes[GUARDED:] if one.steps.changed & {"me
         FAULTS.causes.append(replace(cause, steps=in_order(cause.steps, key), more=more))
 
 
-def _in_tiles(tile: int, steps: Steps) -> Steps:
-    """Keep the running sums of `online` steps over tiles of so many keys, from one block to the next."""
+def _in_parts(cuts: Callable[[Here, int, int], list[int]], steps: Steps) -> Steps:
+    """Accumulate parts of a block one after the other, from one block to the next.
 
-    def attend(now: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> list[Online]:
-        def of_tile(some: slice) -> Online:
+    Args:
+        cuts: where a block of an owner that has so many keys is cut, both ends included.
+        steps: the steps that accumulate.
+    """
+
+    def attend(now: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> list[Any]:
+        def of_part(some: slice) -> Any:
             m = now.pattern(now, here, hop, owner)[..., some]
             there = replace(now, pattern=lambda *those: m)
-            found: Online = steps.attend(there, here, hop, owner, q, Block(*(x[:, some] for x in block)))
-            return found
+            return steps.attend(there, here, hop, owner, q, Block(*(x[:, some] for x in block)))
 
-        return [of_tile(slice(at, at + tile)) for at in range(0, max(1, block.k.size(1)), tile)]
+        return [of_part(slice(*ends)) for ends in pairwise(cuts(here, owner, block.k.size(1)))]
 
-    def accumulate(now: Steps, here: Here, hop: int, running: Online | None, new: list[Online]) -> Online:
+    def accumulate(now: Steps, here: Here, hop: int, running: Any, new: list[Any]) -> Any:
         for one in new:
             running = steps.accumulate(now, here, hop, running, one)
-        assert running is not None
         return running
 
     return replace(steps, attend=attend, accumulate=accumulate)
+
+
+def _pieces_of(here: Here, owner: int, keys: int) -> list[int]:
+    early = len(pieces(here.problem.nk, 2 * here.size)[owner]) if here.call.sharding == "zigzag" else 0
+    return sorted({0, early, keys}) if keys else [0, 0]
+
+
+for cause in [one for one in FAULTS.causes[GUARDED:] if one.steps.changed == {"merge"}]:
+    steps = replace(_in_parts(_pieces_of, cause.steps), skip=lambda here, hop, owner, m: False)
+    FAULTS.causes.append(replace(cause, steps=steps, more=f"{cause.more}, where zigzag pieces are merged one by one"))
+
+
+def _in_tiles(tile: int, steps: Steps) -> Steps:
+    """Keep the running sums of `online` steps over tiles of so many keys, from one block to the next."""
+    return _in_parts(lambda here, owner, keys: [*range(0, max(1, keys), tile), keys], steps)
 
 
 for tile in TILES:

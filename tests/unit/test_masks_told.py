@@ -505,6 +505,14 @@ OF_TWO_BRANCHES = [
     for size, sharding in ((3, "contiguous"), (4, "striped"), (2, "contiguous"))
 ]
 
+
+def from_the_first_cut_out(here, owner, i, j):
+    """Whether a key is so far from the first in the window of the piece's first query as a query is from this one."""
+    starts = torch.tensor([piece[0] for piece in pieces(here.problem.nq, 2 * here.size)])
+    first = starts[torch.searchsorted(starts, i, right=True) - 1]
+    return j >= (first - here.problem.window[0]).clamp(min=0) + i - first
+
+
 TOLD = {
     "keys are left out where the key's position < the left end of the window of the shard's first query, counted "
     "from 0": (
@@ -525,6 +533,14 @@ TOLD = {
     "if it began where the sequence, or their document, does": (
         by_pattern(cut_by_the_window),
         [case_of(window=(left, 0), **shape) for left in (3, 4) for shape in (TWO, THREE)],
+    ),
+    "the left end of the window moves on from the first key that is cut out for queries of a rank, as if none were "
+    "missing there before the sequence, or their document, begins": (
+        where(from_the_first_cut_out),
+        [
+            case_of(window=(left, 0), query_length=n, sharding="zigzag", size=size)
+            for n, left, size in ((12, 2, 1), (13, 4, 2), (20, 6, 2))
+        ],
     ),
     "the first row in the window of a striped block that a query attends is rounded down instead of up": (
         by_pattern(

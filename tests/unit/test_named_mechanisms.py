@@ -1444,21 +1444,36 @@ def sinks_by_key_heads(sinks, rank, problem, size):
     return sinks[rank * problem.hk // size :][: problem.heads // size]
 
 
+def sinks_filled_up_in_front(sinks, rank, problem, size):
+    """A run of sinks, which are filled up in front, where heads are filled up at the end."""
+    each = -(-problem.heads // size)
+    filled = torch.nn.functional.pad(sinks, (size * each - problem.heads, 0))
+    return filled[rank * each : min((rank + 1) * each, problem.heads)]
+
+
+DIVIDED = ({"heads": 8, "key_heads": 4, "size": 2}, {"heads": 6, "key_heads": 3})
+
+
 @pytest.mark.parametrize(
-    ("taken", "words"),
+    ("taken", "words", "heads"),
     [
-        (sinks_apart, "of every so many heads from its rank on, where ranks have runs of heads"),
-        (sinks_by_key_heads, "of a run of heads that starts at rank · key heads of a rank, not rank · heads"),
+        (sinks_apart, "of every so many heads from its rank on, where ranks have runs of heads", DIVIDED),
+        (sinks_by_key_heads, "of a run of heads that starts at rank · key heads of a rank, not rank · heads", DIVIDED),
+        (
+            sinks_filled_up_in_front,
+            "of a head before it, or 0, as sinks are filled up in front, and heads at the end",
+            ({"heads": 5, "size": 2}, {"heads": 7}),
+        ),
     ],
 )
-def test_sinks_of_other_heads_than_a_ranks_own_are_told(taken, words):
+def test_sinks_of_other_heads_than_a_ranks_own_are_told(taken, words, heads):
     """Each rank has a run of heads."""
 
     def attend(q, k, v, call):
         runs = [taken(call.sinks, rank, call.problem, call.world_size) for rank in range(call.world_size)]
         return ring_of(STEPS)(q, k, v, replace(call, sinks=torch.cat(runs)))
 
-    cases = [case_of(sinks=True, heads=8, key_heads=4, size=2), case_of(sinks=True, heads=6, key_heads=3)]
+    cases = [case_of(sinks=True, **numbers) for numbers in heads]
     declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
     scenes, _ = seen(Implementation(attend, "sinks", declared), cases, gradients=False)
     assert explaining(SUBSTITUTED, scenes) == [f"each head takes the sink {words}"]

@@ -66,6 +66,12 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
         0.75,
     )
     yield Otherwise(
+        "the left end of the window moves on from the first key that is cut out for queries of a rank, as if none were "
+        "missing there before the sequence, or their document, begins",
+        _from_the_first_cut_out,
+        0.75,
+    )
+    yield Otherwise(
         "the keys that a rank has fetched are held against key_lengths as if the first of them were the rank's own: "
         "those that are padding then count as keys of 0",
         _without_cleared,
@@ -210,24 +216,49 @@ def _from_the_window(pairs: Pairs) -> Counts | None:
     return pairs.counts(lambda name: (pairs.queries.p, pairs.keys.p - _first_fetched(pairs) + begins))
 
 
-def _cut_by_the_window(pairs: Pairs) -> Counts | None:
-    """Return counts if keys of a run of queries are numbered from the first that is cut out for it."""
-    p, extents = pairs.problem, [_extent(pairs, side) for side in SIDES]
-    if extents[0] is None or pairs.case.sharding != "contiguous" or p.dilation is not None:
-        return None
+def _runs(pairs: Pairs) -> Iterator[tuple[Ints, int, int]]:
+    """Yield the queries of a shard, or of a zigzag piece, that lie in one document, and its ends in the sequence."""
+    p = pairs.problem
     offsets = np.array(p.documents or (0, p.nk))
-    j = np.broadcast_to(pairs.keys.p, (p.nq, p.nk)).copy()
-    there = np.zeros(j.shape, dtype=bool)
-    for held in pairs.queries.shards:
+    for held in pairs.of_pieces().queries.shards:
         number = bounds(offsets, held) if p.documents else np.zeros_like(held)
         for document in np.unique(number[number >= 0]):
-            rows = held[number == document]
-            begins, ends = (0, p.nk) if p.documents is None else offsets[document : document + 2]
-            first = max(begins, rows[0] + p.diagonal - extents[0])
-            last = ends if extents[1] is None else min(ends, rows[-1] + p.diagonal + extents[1] + 1)
-            there[rows] = (pairs.keys.p >= first) & (pairs.keys.p < last)
-            j[rows] -= first - begins
-    return pairs.counts(lambda name: (pairs.queries.p, pairs.keys.p if name == "documents" else j)) * there
+            yield held[number == document], int(offsets[document]), int(offsets[document + 1])
+
+
+def _is_cut_out(pairs: Pairs) -> bool:
+    """Whether a window is bounded on the left, and queries of a rank are runs."""
+    runs = pairs.case.sharding in ("contiguous", "zigzag") and pairs.problem.dilation is None
+    return runs and _extent(pairs, "left") is not None
+
+
+def _cut_out(pairs: Pairs) -> Iterator[tuple[Ints, int, int, int]]:
+    """Yield runs of queries, the first key of their document, and the ends of what they may attend; windows alone."""
+    left, right = (pairs.problem.nk if (far := _extent(pairs, side)) is None else far for side in SIDES)
+    for rows, begins, ends in _runs(pairs):
+        first, last = (int(rows[end]) + pairs.problem.diagonal for end in (0, -1))
+        yield rows, begins, max(begins, first - left), min(ends, last + right + 1)
+
+
+def _cut_by_the_window(pairs: Pairs) -> Counts | None:
+    """Return counts if keys of a run of queries are numbered from the first that is cut out for it."""
+    j = np.broadcast_to(pairs.keys.p, (pairs.problem.nq, pairs.problem.nk)).copy()
+    there = np.zeros(j.shape, dtype=bool)
+    for rows, begins, first, last in _cut_out(pairs):
+        there[rows] = (pairs.keys.p >= first) & (pairs.keys.p < last)
+        j[rows] -= first - begins
+    at = {"documents": (pairs.queries.p, pairs.keys.p)}
+    return pairs.counts(lambda name: at.get(name, (pairs.queries.p, j))) * there if _is_cut_out(pairs) else None
+
+
+def _from_the_first_cut_out(pairs: Pairs) -> Counts | None:
+    """Return counts if a window moves on from the first key that is cut out for a run of queries."""
+    if not _is_cut_out(pairs):
+        return None
+    begins = np.zeros_like(pairs.queries.p)
+    for rows, _, first, _ in _cut_out(pairs):
+        begins[rows] = first + np.arange(len(rows))[:, None]
+    return np.where(pairs.keys.p < begins, 0, pairs.true)
 
 
 def _numbered_from_the_first(pairs: Pairs) -> Counts | None:

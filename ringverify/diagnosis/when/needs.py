@@ -219,7 +219,7 @@ def said(
     if "values" in certain:  # what is small with some values is within what a 16-bit dtype allows, or with some scales
         tested = [one for one in tested if one.about != ("dtype",) or any(one.meets({"dtype": x}) for x in HALF)]
     beyond = beyond if certain or more else None
-    if beyond is not None:  # it says more than a number does
+    if more or not certain.keys() <= {"values"}:  # what suffices, if anything does, says more than a number does
         kept = [one for one in tested if not _stands_for_more(one)]
         dropped = [one for one in explanation if _stands_for_more(one)]
         tested = [*kept, *(exploration.simpler(dropped, kept) if dropped else ())]
