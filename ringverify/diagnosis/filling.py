@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 
 from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
 from ringref.rounding import allowed_error
+from ringverify.diagnosis.grids import USUAL, Grid
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks.tiles import ways_to_pad
 from ringverify.diagnosis.pairs import Mask, Otherwise, Pairs, branch, pairs_of
@@ -54,15 +56,22 @@ def _of_empty_rows(scene: Scene, s: Array, empty: Mask) -> Array:
     return np.where(empty, 0.0, -np.inf)
 
 
-def _of_softcap_where(windowed: bool, scene: Scene, s: Array, empty: Mask) -> Array:
-    """As `_of_softcap`, and −inf in blocks of which a rank attends nothing, or would not without the window."""
-    pairs = pairs_of(scene)
+def _of_softcap_where(windowed: bool, of_ranks: bool, grid: Grid | None, scene: Scene, s: Array, empty: Mask) -> Array:
+    """As `_of_softcap`, and −inf in blocks of which a rank, or else a query, attends nothing.
+
+    Args:
+        windowed: whether it is so too where the window hides the whole block.
+        of_ranks: whether some query of the rank that attends any of it will do.
+        grid: how ranks are put together to teams, of which blocks are.
+        scene, s, empty: those of `Filling.score`.
+    """
+    pairs = pairs_of(scene) if grid is None else pairs_of(scene).of_teams(grid)
     plain = pairs.queries.p, pairs.keys.p
     m = pairs.true if windowed else pairs.counts(lambda name: None if name == "window" else plain)
-    there: Mask = np.zeros(m.shape[2:], dtype=bool)
-    for queries in pairs.queries.shards:
-        for keys in pairs.keys.shards:
-            there[np.ix_(queries, keys)] = m[:, :, queries][..., keys].any()
+    there: Mask = np.zeros(m.shape, dtype=bool)
+    for queries, keys in itertools.product(pairs.queries.shards, pairs.keys.shards):
+        attended = m[:, :, queries][..., keys].any(axis=-1, keepdims=True)
+        there[:, :, queries[:, None], keys] = attended.any() if of_ranks else attended
     return np.where(there, _of_softcap(scene, s, empty), -np.inf)
 
 
@@ -73,10 +82,15 @@ FILLINGS = (
     *(
         Filling(
             "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf",
-            functools.partial(_of_softcap_where, windowed),
-            where=f", in blocks of which a rank attends some{but}",
+            functools.partial(_of_softcap_where, windowed, of_ranks, grid),
+            where=f", in blocks of which {says}{'' if grid is None else grid.whose}",
         )
-        for windowed, but in ((True, ""), (False, " but for the window"))
+        for windowed, of_ranks, says in (
+            (True, True, "a rank attends some"),
+            (False, True, "a rank attends some but for the window"),
+            (True, False, "the query attends some"),
+        )
+        for grid in ((None,) if of_ranks else (None, *USUAL))
     ),
     Filling("excluded keys have the score 0 instead of -inf", lambda scene, s, empty: 0.0),
     Filling(

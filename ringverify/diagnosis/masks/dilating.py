@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ringref.problem import Problem
+from ringref.sharding import Positions
 from ringverify.diagnosis.masks.positions import At, own_keys, sharded
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs, branch, kept
 from ringverify.diagnosis.scene import Counts
@@ -127,6 +128,19 @@ def ways_to_dilate() -> Iterator[Otherwise]:
         _causal_by_kept,
         1.25,
     )
+    for what, alike in ALIKE.items():
+        yield Otherwise(
+            f"of branches of a dilation {what}, only the last that covers a query counts",
+            functools.partial(_last_of_alike, alike),
+            0.5,
+        )
+    for what, rows in SPANS.items():
+        yield Otherwise(
+            f"a rank's segments of a dilation are not told apart where {what} lie less than a segment apart, first and "
+            "last",
+            functools.partial(_not_told_apart, rows),
+            0.75,
+        )
     for what, until in ENDING.items():
         yield Otherwise(
             f"a block is left out from the first branch of a dilation on in which {what}: the loop over branches ends",
@@ -440,6 +454,57 @@ def _until_a_branch(goes_on: Callable[[Pairs, int], Mask], pairs: Pairs) -> Coun
         going &= goes_on(one, one.segment[0])
         total += one.true * going
     return total
+
+
+ALIKE: dict[str, Callable[[tuple[int, int]], int]] = {
+    "with the same rate": lambda segment: segment[1],
+    "with segments of the same length": lambda segment: segment[0],
+}
+"""By what results of branches may be kept, in words."""
+
+
+def _last_of_alike(of: Callable[[tuple[int, int]], int], pairs: Pairs) -> Counts | None:
+    """Return counts without a branch in rows that a later one covers, too, of which the same is true."""
+    p = pairs.problem
+    if p.dilation is None or len(pairs.of_branches) == len({of(one) for one in p.dilation.branches}):
+        return None
+    total = np.zeros_like(pairs.true)
+    for number, one in enumerate(pairs.of_branches):
+        later = [
+            at for at in range(number + 1, len(pairs.of_branches)) if of(p.dilation.branches[at]) == of(one.segment)
+        ]
+        total += one.true * ~_covered(pairs, later)[..., None]
+    return total
+
+
+def _covered(pairs: Pairs, branches: list[int]) -> Mask:
+    """Return which queries any of some branches covers, `(H, Nq)`."""
+    found: Mask = np.any([kept(pairs, at) for at in branches], axis=0) if branches else np.zeros((1, 1), dtype=bool)
+    return found
+
+
+SPANS: dict[str, Callable[[Positions, Mask], Positions]] = {
+    "the queries of its shard that a branch covers": lambda held, covered: held[covered],
+    "the queries of its shard": lambda held, covered: held,
+}
+"""Of which queries the first and the last may be compared, in words, by those that a branch covers."""
+
+
+def _not_told_apart(rows: Callable[[Positions, Mask], Positions], pairs: Pairs) -> Counts | None:
+    """Return counts if queries of a rank attend what a branch covers in all segments of the shard."""
+    p = pairs.problem
+    if p.dilation is None or pairs.case.sharding != "contiguous" or p.nq != p.nk:
+        return None
+    total, plain = np.zeros_like(pairs.true), (pairs.queries.p, pairs.keys.p)
+    for number, (w, _) in enumerate(p.dilation.branches):
+        through, covered, j = branch(pairs, number, *plain) + 0, kept(pairs, number), pairs.keys.p[0]
+        for held, head in itertools.product(pairs.queries.shards, range(p.heads)):
+            mine, those = held[covered[head, held]], rows(held, covered[head, held])
+            if len(mine) and those[-1] - those[0] < w:
+                inside = (j >= held[0] // w * w) & (j < (held[-1] // w + 1) * w)
+                through[head, mine] = covered[head] & inside
+        total += through
+    return total * pairs.counts(lambda name: None if name == "dilation" else plain)
 
 
 def _place_of_query(through: Counts, pairs: Pairs) -> Ints:

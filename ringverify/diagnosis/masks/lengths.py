@@ -68,12 +68,17 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
     for whose, (queries_too, keys_too) in {
         "queries and keys": (True, True), "queries": (True, False), "keys": (False, True),
     }.items():  # fmt: skip
-        yield Otherwise(
-            f"the late piece of a zigzag shard is taken to begin at half of its rows, of {whose}: where the early one "
-            "is longer, pieces overlap by a row and the last row is in none",
-            functools.partial(_overlapping, queries_too, keys_too),
-            0.75,
-        )
+        for then, once in {
+            "pieces overlap by a row": False,
+            "the row in the middle is computed with the late piece alone": True,
+        }.items():
+            if queries_too or not once:
+                yield Otherwise(
+                    f"the late piece of a zigzag shard is taken to begin at half of its rows, of {whose}: where the "
+                    f"early one is longer, {then} and the last row is in none",
+                    functools.partial(_overlapping, queries_too, keys_too, once),
+                    0.75,
+                )
     for text, of_queries in {
         "keys of an earlier rank's zigzag shard are taken up to the length of the rank's own early piece": False,
         "queries meet a later rank's zigzag shard from the length of that rank's early piece on": True,
@@ -152,14 +157,23 @@ def _placed(at: At, queries: bool, keys: bool, rows: bool, pairs: Pairs) -> Coun
     return pairs.counts(lambda name: (i, j)) * (((i < pairs.problem.nq) | (not rows)) & (j < pairs.problem.nk))
 
 
-def _overlapping(queries: bool, keys: bool, pairs: Pairs) -> Counts | None:
-    """Return counts if a row in the middle is of both pieces, and the last row of none."""
+def _overlapping(queries: bool, keys: bool, once: bool, pairs: Pairs) -> Counts | None:
+    """Return counts if a row in the middle is of both pieces, and the last row of none.
+
+    Args:
+        queries, keys: of which sides it is so.
+        once: a query in the middle attends what it does in the late piece, and not what it does in both.
+        pairs: the pairs.
+    """
     if pairs.case.sharding != "zigzag" or pairs.case.replicated:
         return None
     found = np.zeros_like(pairs.true)
     sides = [
         _pieces(pairs, x) if moved else [(x.p, x.p >= 0)] for x, moved in ((pairs.queries, queries), (pairs.keys, keys))
     ]
+    if once:
+        (first, of_first), (second, of_second) = sides[0]
+        sides[0] = [(first, of_first & ~of_second), (second, of_second)]
     for (i, of_q), (j, of_k) in itertools.product(*sides):
         found += pairs.counts(lambda name, i=i, j=j: (i, j)) * (of_q & of_k)  # type: ignore[misc]
     return found
