@@ -376,6 +376,7 @@ class _Inquiry:
         scattered = x.scattered(x.failing()[:BASES], random.Random(1), cotangents=True)
         drawn = (case.replace(values="normal") if case.values in hides else case for case in scattered)
         heads = runnable(in_other_heads(has[0].replace(values="normal")), self._capabilities)
+        heads += {(case.problem.heads, case.problem.hk): case for case in self._failing}.values()
         cases = [
             case
             for case in dict.fromkeys((*heads, *itertools.islice(drawn, SCATTERED)))

@@ -241,6 +241,9 @@ def _parts() -> Iterator[PartOfPairs]:
         "not in heads of the first key head": lambda number: number > 0,
         "in heads of the last key head": lambda number: number == number.max(),
         "in heads of odd key heads": lambda number: number % 2 == 1,
+        "in heads of the last key head but one, of an odd number of them": lambda number: (
+            (number == number.max() - 1) & (number.max() % 2 == 0)
+        ),
         "in heads of a last key head that has no partner": lambda number: (
             (number == number.max()) & (number.max() % 2 == 0)
         ),

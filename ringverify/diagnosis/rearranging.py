@@ -259,7 +259,9 @@ def _judge(change: Rearranged, names: str, *, of_ranks: bool = True) -> Callable
             of_zeros = np.log(np.where(count > 0, count, 1))
             results["lse"] = np.where(there, of_lse(lambda x: change(scene, x, 0), answer.lse), of_zeros)
         answer = dataclasses.replace(answer, **results)
-        cleared = {n: np.where(padding, 0.0, getattr(answer, n)) for n in ("dk", "dv") if n in scene.tensors}
+        cleared: dict[str, Any] = {
+            n: np.where(padding, 0.0, getattr(answer, n)) for n in ("dk", "dv") if n in scene.tensors
+        }
         return agree_with(scene, dataclasses.replace(answer, **cleared), y)
 
     def judge(scene: Scene) -> float | None:

@@ -183,12 +183,13 @@ def _spanning(before: bool, after: bool, pairs: Pairs) -> Counts | None:
     return np.where(lost & (number >= 0), 0, pairs.true)
 
 
-def _until_one_is_absent(sides: str, pairs: Pairs) -> Counts | None:
+def _until_one_is_absent(sides: str, pairs: Pairs, of: Callable[[Pairs], Pairs] | None = None) -> Counts | None:
     """Return counts without what shards have of documents after the first one of which they have nothing.
 
     Args:
         sides: "qk", or the one side of which it is so.
         pairs: the pairs.
+        of: of which pairs' shards it is so, from where they begin on; by default from the very first document on.
     """
     documents = pairs.problem.documents
     if documents is None or pairs.case.replicated:
@@ -198,12 +199,13 @@ def _until_one_is_absent(sides: str, pairs: Pairs) -> Counts | None:
     def lost(x: OneSide) -> Ints:
         number, first = bounds(offsets, x.p), np.full(len(x.shards), len(offsets))
         for rank, held in enumerate(x.shards):
-            there = set(bounds(offsets, held).tolist())
-            first[rank] = next((n for n in range(len(offsets) - 1) if n not in there), len(offsets))
+            there = {*bounds(offsets, held).tolist()}
+            begins = int(max(0, offsets.searchsorted(held[0], side="right") - 1)) if of and len(held) else 0
+            first[rank] = next((n for n in range(begins, len(offsets) - 1) if n not in there), len(offsets))
         return (number > first[x.rank]).astype(np.int64)
 
-    found = pairs.true
-    for side, x in (("q", pairs.queries), ("k", pairs.keys)):
+    found, those = pairs.true, pairs if of is None else of(pairs)
+    for side, x in (("q", those.queries), ("k", those.keys)):
         found = np.where(lost(x) > 0, 0, found) if side in sides else found
     return found
 
@@ -302,6 +304,9 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
     for sides, whose in (("qk", ", of queries and keys"), ("q", ", of queries"), ("k", ", of keys")):
         says = f"what a rank has of documents after the first one of which it has nothing is left out{whose}"
         yield Otherwise(says, functools.partial(_until_one_is_absent, sides), 0.5)
+        for what, of in {"rank": lambda pairs: pairs, "zigzag piece": Pairs.of_pieces}.items():
+            says = f"what a {what} has of documents after an empty one between them is left out{whose}"
+            yield Otherwise(says, functools.partial(_until_one_is_absent, sides, of=of), 0.6)
     for before, after, which in (
         (True, True, "begins before the rank's shard and ends after it"),
         (True, False, "begins before the rank's shard"),

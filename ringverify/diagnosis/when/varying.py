@@ -360,7 +360,7 @@ class Varying:
         others += [tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
         others += [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
         others += [tuple((w, r) for _, r in d.branches) for w in (1, 2, here - 1, here, here + 1, 2 * here, n) if w > 0]
-        others += [(*d.branches, (n, 1))]
+        others += [(*d.branches, (n, 1)), tuple((n, place) for place, _ in enumerate(d.branches, 1))]
         yield from _each(case, "dilation", (dataclasses.replace(d, branches=branches) for branches in others))
 
     # -- shapes --------------------------------------------------------------------------------------------------------
