@@ -259,6 +259,23 @@ def before_an_absent_one(here, owner, i, j):
     return i < min(absent, default=cuts[-1])
 
 
+def after_an_empty_one(here, owner, i, j):
+    """Queries count up to the first empty document that begins inside their zigzag piece."""
+    cuts, found = here.problem.documents, []
+    empty = [begin for begin, end in itertools.pairwise(cuts) if begin == end]
+    for row in i[:, 0].tolist():
+        (piece,) = [piece for piece in pieces(here.problem.nq, 2 * here.size) if row in piece]
+        found.append(not any(piece[0] < begin <= row for begin in empty))
+    return torch.tensor(found)[:, None]
+
+
+def ends_in_both_directions(here, owner, i, j):
+    """After as many hops as the longest shard of 4 goes into each side of the window, rounded up."""
+    left, right = (-(-extent // 4) for extent in here.problem.window)
+    hop, back = (here.rank - owner) % here.size, (owner - here.rank) % here.size
+    return torch.tensor(hop <= left or back <= right or left + right >= here.size - 1)
+
+
 def in_longest_pieces(here, owner, i, j):
     """Keys of a piece lie where they would if all pieces before it were as long as the longest."""
     n, zigzag = here.problem.nk, here.call.sharding == "zigzag"
@@ -338,6 +355,12 @@ def rows_of_pieces(here, rank):
     for row, position in [*enumerate(held[:cut]), *enumerate(held[cut:], len(held) // 2)]:
         found[row].append(position)
     return found
+
+
+def overlapping_queries(here, owner, i, j):
+    """A row is taken for the last of the positions that it has."""
+    rows = rows_of_pieces(here, here.rank)
+    return [[j <= row[-1] if row else False for j in j[0].tolist()] for row in rows]
 
 
 def overlapping(here, owner, i, j):
@@ -448,6 +471,22 @@ def by_kept_rows(here, owner, i, j):
     first, second = (x.flatten() % 6 % 2 == 0 for x in (i, j))
     numbers = first.cumsum(0)[:, None] >= second.cumsum(0)[None]
     return first[:, None] & second[None] & (i // 6 == j // 6) & numbers
+
+
+def last_of_one_rate(here, owner, i, j):
+    """Of one head, whose offset is 0, and rates that divide the segments."""
+    segments, found = here.problem.dilation.branches, 0
+    for number, (w, r) in enumerate(segments):
+        again = any(r == rate and bool(place) for place, (_, rate) in enumerate(segments) if place > number)
+        found += ((i // w == j // w) & (i % r == 0) & (j % r == 0)).long() * (not again)
+    return found
+
+
+def not_told_apart(here, owner, i, j):
+    """Segments of 4, told apart only where the rank's first and last query are as far from each other."""
+    if here.call.positions[-1] - here.call.positions[0] >= 4:
+        return i // 4 == j // 4
+    return (j // 4 >= here.call.positions[0] // 4) & (j // 4 <= here.call.positions[-1] // 4)
 
 
 def until_no_segment(spans):
@@ -699,6 +738,32 @@ TOLD = {
     "is longer, pieces overlap by a row and the last row is in none": (
         by_pattern(overlapping),
         [case_of(causal=True, sharding="zigzag", size=size, query_length=n) for size, n in ((2, 10), (3, 9))],
+    ),
+    "the late piece of a zigzag shard is taken to begin at half of its rows, of queries: where the early one is "
+    "longer, the row in the middle is computed with the late piece alone and the last row is in none": (
+        by_pattern(overlapping_queries),
+        [case_of(causal=True, sharding="zigzag", size=size, query_length=n) for size, n in ((2, 10), (3, 13))],
+    ),
+    "what a zigzag piece has of documents after an empty one between them is left out, of queries": (
+        where(after_an_empty_one),
+        [case_of(sharding="zigzag", size=2, query_length=12, documents=cuts)
+         for cuts in ((0, 2, 2, 12), (0, 4, 4, 8, 8, 12))],
+    ),
+    "a ring in both directions ends after as many hops to each side as the longest shard goes into the window, rounded "
+    "up, unless they meet": (
+        where(ends_in_both_directions),
+        [case_of(window=window, size=5, query_length=n) for window, n in (((4, 3), 17), ((3, 4), 17), ((4, 4), 18))],
+    ),
+    "of branches of a dilation with the same rate, only the last that covers a query counts": (
+        by_pattern(last_of_one_rate),
+        [case_of(dilation=Dilation(branches, heads="shared"), heads=1, query_length=12, size=size)
+         for branches, size in ((((2, 1), (4, 2), (4, 1)), 2), (((4, 2), (8, 2), (6, 1)), 3))],
+    ),
+    "a rank's segments of a dilation are not told apart where the queries of its shard lie less than a segment apart, "
+    "first and last": (
+        by_pattern(not_told_apart),
+        [case_of(dilation=Dilation(((4, 1),), heads="shared"), query_length=n, size=size)
+         for n, size in ((9, 3), (10, 3), (13, 4))],
     ),
     "whether a branch of a dilation covers a query is decided by its position instead of its place in the segment": (
         by_pattern(covered_by_position),

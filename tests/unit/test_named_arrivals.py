@@ -184,6 +184,26 @@ def test_rows_of_lse_in_the_inverse_order_are_told():
     ]
 
 
+def test_rows_of_all_in_the_inverse_order_are_told_where_padding_is_cleared_before():
+    """Keys and values of padding are 0 where they come to be attended."""
+
+    def attend(q, k, v, call):
+        order = torch.arange(call.problem.nq).reshape(-1, call.world_size).T.ravel()
+        ends = torch.tensor(call.problem.key_lengths)[:, None]
+        k, v = (x.masked_fill((call.key_positions >= ends)[..., None, None], 0.0) for x in (k, v))
+        q, k, v = (torch.cat(of_all_ranks(x, call), dim=1)[:, order] for x in (q, k, v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q[:, call.positions], k)
+        s = s.masked_fill((order.sort().values >= ends)[:, None, None], -math.inf)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v), s.logsumexp(-1)
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    cases = [case_of(sharding="striped", size=size, query_length=4 * size, batch=2, key_lengths=(5, 3 * size))
+             for size in (2, 3)]  # fmt: skip
+    scenes, _ = seen(Implementation(attend, "reordered", declared), cases, gradients=False)
+    words = "the rows of q, k and v, which come shard by shard, are put in order by the inverse of the permutation that"
+    assert explaining(REARRANGED, scenes) == [f"{words} does"]
+
+
 class OfOnePiece(torch.autograd.Function):
     """Sinks that give the right out, and the gradient that one zigzag piece of queries adds."""
 

@@ -659,6 +659,11 @@ def neighbours(steps, here, hop, owner):
     return multiplicity(steps, here, hop, owner) * near
 
 
+def without_the_last_head_but_one(m, heads):
+    """Of an odd number."""
+    return m * ((torch.arange(heads) != heads - 2) | (heads % 2 == 0))[:, None, None]
+
+
 def without_the_last_head(m, heads):
     """Heads are taken two at a time."""
     return m * (torch.arange(heads) < heads // 2 * 2)[:, None, None]
@@ -856,6 +861,11 @@ READ = {
     ),
     "in heads of a last key head that has no partner: keys that the mask allows are not attended": (
         replace(STEPS, pattern=lambda steps, here, hop, owner: without_the_last_head(
+            multiplicity(steps, here, hop, owner), here.problem.heads)),
+        [case_of(heads=3), case_of(heads=5, size=2)], [case_of(), case_of(heads=4)],
+    ),
+    "in heads of the last key head but one, of an odd number of them: keys that the mask allows are not attended": (
+        replace(STEPS, pattern=lambda steps, here, hop, owner: without_the_last_head_but_one(
             multiplicity(steps, here, hop, owner), here.problem.heads)),
         [case_of(heads=3), case_of(heads=5, size=2)], [case_of(), case_of(heads=4)],
     ),

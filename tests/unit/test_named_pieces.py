@@ -551,6 +551,28 @@ def test_a_merge_of_blocks_or_of_tiles_is_told(words):
     assert explaining(others, scenes) == []
 
 
+def test_a_merge_of_zigzag_pieces_is_told():
+    """Of each block, the early piece is merged first, and then the late one; all pieces are of one length."""
+
+    def attend(q, k, v, call):
+        blocks, found = [of_all_ranks(x, call) for x in (k, v)], None
+        for hop in range(call.world_size):
+            every = (x[(call.rank - hop) % call.world_size].chunk(2, dim=1) for x in blocks)
+            for of_k, of_v in zip(*every, strict=True):
+                s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, of_k)
+                new = Partial(torch.einsum("bhqk,bkhd->bhqd", s.softmax(-1), of_v), s.logsumexp(-1))
+                found = new if found is None else faded_too_late(found, new)
+        return found.out.transpose(1, 2), found.lse
+
+    declared = replace(EVERYTHING, gradients=False, lse_gradient=False)
+    cases = [case_of(sharding="zigzag", size=size, query_length=4 * size) for size in (1, 2, 3)]
+    scenes, _ = seen(Implementation(attend, "pieces", declared), cases, gradients=False)
+    words = "the merge does not rescale the out that came before"
+    assert explaining(library(words), scenes) == []
+    more = ", where zigzag pieces are merged one by one"
+    assert explaining(library(words + more), scenes) == [words + more]
+
+
 @pytest.mark.parametrize(("sums", "of"), [(True, "exponentials"), (False, "weighted values")])
 def test_a_sum_over_tiles_that_is_not_rescaled_is_told(sums, of):
     """An online softmax within a block; the other sum is right."""
@@ -709,30 +731,45 @@ def test_a_mask_before_the_softcap_is_told_beside_sinks():
     assert found == "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf"
 
 
-@pytest.mark.parametrize("windowed", [True, False])
-def test_a_mask_before_the_softcap_is_told_where_blocks_are_skipped(windowed):
+OF_PAIRS = ", blocks being those of teams of as many ranks as divide ranks and heads"
+
+
+@pytest.mark.parametrize(
+    ("which", "team"),
+    [
+        ("a rank attends some", 1),
+        ("a rank attends some but for the window", 1),
+        ("the query attends some", 1),
+        (f"the query attends some{OF_PAIRS}", 2),
+    ],
+)
+def test_a_mask_before_the_softcap_is_told_where_blocks_are_skipped(which, team):
     """Those that are skipped have no score at all; which these are, the window decides or not."""
 
     def attend(q, k, v, call):
         p, i, found = call.problem, call.positions[:, None], []
-        every = [[torch.empty_like(x) for _ in range(call.world_size)] for x in (k, v)]
-        for x, into in zip((k, v), every, strict=True):
-            dist.all_gather(into, x.contiguous(), group=call.group)
-        for held, of_k in zip(key_positions("contiguous", p.nk, call.world_size), every[0], strict=True):
-            j = torch.as_tensor(held)
+        every = [[torch.cat(some, dim=1) for some in zip(*[iter(of_all_ranks(x, call))] * team, strict=True)]
+                 for x in (k, v)]  # fmt: skip
+        for number, of_k in enumerate(every[0]):
+            j = number * of_k.size(1) + torch.arange(of_k.size(1))
             mask, near = j <= i, j >= i - p.window[0]
             s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, of_k)).masked_fill(~(mask & near), -math.inf)
             s = p.softcap * torch.tanh(s / p.softcap)
-            found.append(s if (mask & near if windowed else mask).any() else s.fill_(-math.inf))
+            some = mask if "but for" in which else mask & near
+            found.append(torch.where(some.any(-1, keepdim=True) if "query" in which else some.any(), s, -math.inf))
         s = torch.cat(found, dim=-1)
         return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), torch.cat(every[1], dim=1)), s.logsumexp(-1)
 
     declared = Capabilities(causal="always", window=True, softcap=True, lse=True, gradients=False)
-    cases = [case_of(causal=True, window=(left, None), softcap=cap) for left, cap in ((1, 1.0), (2, 2.0), (0, 1.0))]
+    size = 3 if team == 1 else 4
+    cases = [
+        case_of(causal=True, window=(left, None), softcap=cap, size=size, query_length=3 * size)
+        for left, cap in ((1, 1.0), (2, 2.0), (0, 1.0))
+    ]
     scenes, _ = seen(Implementation(attend, "capped", declared), cases, gradients=False)
-    (found,) = {text.removesuffix(", except in rows without keys") for text in explaining(FILLED, scenes)}
-    end = "some" if windowed else "some but for the window"
-    assert found.endswith(f"in blocks of which a rank attends {end}")
+    found = {text.removesuffix(", except in rows without keys") for text in explaining(FILLED, scenes)}
+    assert any(text.endswith(f"in blocks of which {which}") for text in found)
+    assert "query" in which or len(found) == 1
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

@@ -106,6 +106,8 @@ RELATED = [
     ("value_dim equal to head_dim", lambda one: one["value_dim"] == one["head_dim"]),
     ("a window that reaches past the next shard", lambda one: one["far"]),
     ("a number of heads that the branches of a dilation do not divide", lambda one: one["uneven_branches"]),
+    ("two branches of a dilation with the same rate", lambda one: one["rate_again"]),
+    ("two branches of a dilation with segments of the same length", lambda one: one["segment_again"]),
     ("at least 2 ranks, a segment length that does not divide a rank's shard",
      lambda one: one["cut_segment"] and one["ranks"] > 1),
     ("numbers of heads and of dims a head that differ", lambda one: one["heads"] != one["head_dim"]),

@@ -36,6 +36,12 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
                 functools.partial(_too_few, reach, side),
                 0.75,
             )
+    for text, reach in HOPS.items():
+        yield Otherwise(
+            f"a ring in both directions ends after as many hops to each side as {text}, unless they meet",
+            functools.partial(_in_both_directions, reach),
+            0.75,
+        )
     for beside, which in enumerate(("before", "after")):
         yield Otherwise(
             f"of the ranks {which} it, a rank attends the next one's keys alone, however far the window reaches",
@@ -131,6 +137,11 @@ REACHES: dict[str, Reach] = {
 }
 """How many blocks may be fetched, in words; as many as the longest shard goes into the window are parts of a mask."""
 
+HOPS = REACHES | {
+    "the longest shard goes into the window, rounded up": _divided(True, lambda p, rank: _lengths(p).max())
+}
+"""After how many hops a ring in both directions may end on each side, in words."""
+
 
 def _lengths(pairs: Pairs) -> Ints:
     return np.array([len(held) for held in pairs.keys.shards])
@@ -149,6 +160,20 @@ def _too_few(reach: Reach, side: str, pairs: Pairs) -> Counts | None:
     most = np.array([reach(pairs, extent, rank) for rank in range(pairs.size)])[pairs.queries.rank]
     away = pairs.rank - pairs.owner if side == "left" else pairs.owner - pairs.rank
     return np.where(away > most, 0, pairs.true)
+
+
+def _in_both_directions(reach: Reach, pairs: Pairs) -> Counts | None:
+    """Return counts without blocks that come neither from the left nor from the right in so many hops."""
+    if not _whole(pairs) or pairs.problem.window is None:
+        return None
+    before, after = (
+        np.array([pairs.size if far is None else reach(pairs, far, rank) for rank in range(pairs.size)])[
+            pairs.queries.rank
+        ]
+        for far in (_extent(pairs, side) for side in SIDES)
+    )
+    there = (pairs.hop <= before) | (-pairs.hop % pairs.size <= after) | (before + after >= pairs.size - 1)
+    return np.where(there, pairs.true, 0)
 
 
 def _of_neighbours(side: int, pairs: Pairs) -> Counts | None:

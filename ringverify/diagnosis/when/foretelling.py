@@ -22,7 +22,7 @@ from ringverify.cases.local import RankResult
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.when.conditions import LARGE, MASKS, Condition, changing
+from ringverify.diagnosis.when.conditions import HALF, LARGE, MASKS, Condition, changing
 from ringverify.diagnosis.when.exploring import BASES, EXCEPTIONS, Exploration, Spent
 from ringverify.diagnosis.when.needs import Needs, Requirement, said
 from ringverify.diagnosis.when.varying import effort
@@ -45,6 +45,9 @@ TURNED = 16
 
 MOST = 6
 """Such cases that are run, at most: further runs may drop a condition that some of them need."""
+
+SPARED = 12
+"""Cases that pass by the causes, and may fail by all else that is known, which are run to contradict them, at most."""
 
 SEEDS = 4
 """Seeds with which a case has to pass: values may hide a fault by chance."""
@@ -255,17 +258,31 @@ def contradicting(
 ) -> list[Case]:
     """Return cases that failed of which one of the causes says that they pass, though of others it says the truth.
 
+    If none of those that were run is such a one, others are run that meet all that was said, and pass by the causes.
     Arguments are those of `held_against`.
     """
     x, found = needs.exploration, dict[Case, None]()
     if x is None or any(cause.partial for cause in causes):
         return []
+    those = frozenset({x.case.sharding})
     failing = sorted((case for case, failed in _ordinary(x).items() if failed), key=effort)[:CHECKED]
     for cause in causes:
-        foretells = Foretelling((cause,), capabilities, frozenset({x.case.sharding}), gradients)
+        foretells = Foretelling((cause,), capabilities, those, gradients)
         told = {case: foretells(case) for case in failing if left() > 0}
         if True in told.values():
             found |= dict.fromkeys(case for case, fails in told.items() if fails is False)
+    if found:
+        return list(found)
+    foretells, explanation, passing = Foretelling(tuple(causes), capabilities, those, gradients), x.explanation(), 0
+    x.extended(SPARED, left)
+    with contextlib.suppress(Spent):
+        for case in itertools.islice(x.scattered(x.failing()[:BASES], random.Random(3), cotangents=gradients), FURTHER):
+            if left() <= 0 or passing == SPARED:
+                break
+            wide = case.problem.dtype not in HALF or x.case.problem.dtype in HALF
+            if wide and case not in x.runs and x.met(case, explanation) and foretells(case) is False:
+                passing += 1
+                found |= {case: None} if _steadily(foretells, case) and x.failed(case, expected=False) else {}
     return list(found)
 
 

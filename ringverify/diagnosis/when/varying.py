@@ -228,8 +228,11 @@ class Varying:
                     left, right = (draw.choice((None, 0, 1, 2, draw.randint(3, SHORT))) for _ in range(2))
                     found = _with(one, window=(left, right))
                 elif factor == "documents" and one.problem.documents is not None:
-                    cuts = draw.sample(range(one.problem.nq + 1), min(draw.randint(2, 4), one.problem.nq + 1))
+                    cuts = draw.choices(range(one.problem.nq + 1), k=draw.randint(2, 4))  # some documents are empty
                     found = _with(one, documents=tuple(sorted(cuts)))
+                elif factor == "dilation" and one.problem.dilation is not None:
+                    branches = ((draw.randint(1, SHORT), draw.randint(1, 4)) for _ in range(draw.randint(1, 3)))
+                    found = _with(one, dilation=dataclasses.replace(one.problem.dilation, branches=tuple(branches)))
                 elif factor == "key_lengths" and one.problem.key_lengths is not None:
                     lengths = (draw.randint(0, one.problem.nk) for _ in range(one.problem.batch))
                     found = _with(one, key_lengths=tuple(lengths))
