@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -56,14 +57,16 @@ def _of_empty_rows(scene: Scene, s: Array, empty: Mask) -> Array:
     return np.where(empty, 0.0, -np.inf)
 
 
-def _of_softcap_where(windowed: bool, of_ranks: bool, grid: Grid | None, scene: Scene, s: Array, empty: Mask) -> Array:
+def _of_softcap_where(
+    scene: Scene, s: Array, empty: Mask, *, windowed: bool = True, of_ranks: bool = True, grid: Grid | None = None
+) -> Array:
     """As `_of_softcap`, and −inf in blocks of which a rank, or else a query, attends nothing.
 
     Args:
+        scene, s, empty: those of `Filling.score`.
         windowed: whether it is so too where the window hides the whole block.
         of_ranks: whether some query of the rank that attends any of it will do.
         grid: how ranks are put together to teams, of which blocks are.
-        scene, s, empty: those of `Filling.score`.
     """
     pairs = pairs_of(scene) if grid is None else pairs_of(scene).of_teams(grid)
     plain = pairs.queries.p, pairs.keys.p
@@ -75,23 +78,18 @@ def _of_softcap_where(windowed: bool, of_ranks: bool, grid: Grid | None, scene: 
     return np.where(there, _of_softcap(scene, s, empty), -np.inf)
 
 
+def _before_the_softcap(says: str = "", **where: Any) -> Filling:
+    """Pairs of all blocks have the score -softcap, or of those of which something is so, as in `_of_softcap_where`."""
+    text = "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf"
+    if not says:
+        return Filling(text, _of_softcap)
+    return Filling(text, functools.partial(_of_softcap_where, **where), where=f", in blocks of which {says}")
+
+
 FILLINGS = (
-    Filling(
-        "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf", _of_softcap
-    ),
-    *(
-        Filling(
-            "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf",
-            functools.partial(_of_softcap_where, windowed, of_ranks, grid),
-            where=f", in blocks of which {says}{'' if grid is None else grid.whose}",
-        )
-        for windowed, of_ranks, says in (
-            (True, True, "a rank attends some"),
-            (False, True, "a rank attends some but for the window"),
-            (True, False, "the query attends some"),
-        )
-        for grid in ((None,) if of_ranks else (None, *USUAL))
-    ),
+    _before_the_softcap(),
+    _before_the_softcap("a rank attends some"),
+    _before_the_softcap("a rank attends some but for the window", windowed=False),
     Filling("excluded keys have the score 0 instead of -inf", lambda scene, s, empty: 0.0),
     Filling(
         "a finite number stands for -inf: a row without keys is the mean over the values of all keys", _of_empty_rows
@@ -104,6 +102,13 @@ FILLINGS = (
     ),
     Filling("the mask is added to the scores as 0 and 1", lambda scene, s, empty: s - 1.0, True),
 )
+
+
+OF_BLOCKS = tuple(
+    _before_the_softcap(f"the query attends some{'' if grid is None else grid.whose}", of_ranks=False, grid=grid)
+    for grid in (None, *USUAL)
+)
+"""Fillings that rows without keys have no part in."""
 
 
 def _judge(filling: Filling, cleared: bool, guarded: bool) -> Callable[[Scene], float | None]:
@@ -257,6 +262,11 @@ FILLED: list[Hypothesis] = [
         for cleared in (False, True)
         for one in FILLINGS
         if not (guarded and one.score is _of_empty_rows)
+    ),
+    *(
+        Hypothesis(one.text, STEPS, more=one.where, judge=_judge(one, cleared, guarded=False))
+        for cleared in (False, True)
+        for one in OF_BLOCKS
     ),
     hypothesis_of(Rule(UNCOVERED, ()), "always"),
     hypothesis_of(Rule(PADDED, ()), "always"),

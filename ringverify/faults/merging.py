@@ -702,7 +702,8 @@ def _pieces_of(here: Here, owner: int, keys: int) -> list[int]:
 
 for cause in [one for one in FAULTS.causes[GUARDED:] if one.steps.changed == {"merge"}]:
     steps = replace(_in_parts(_pieces_of, cause.steps), skip=lambda here, hop, owner, m: False)
-    FAULTS.causes.append(replace(cause, steps=steps, more=f"{cause.more}, where zigzag pieces are merged one by one"))
+    more = f"{cause.more}, where zigzag pieces are merged one by one"
+    FAULTS.causes.append(replace(cause, steps=steps, more=more, narrow=True))
 
 
 def _in_tiles(tile: int, steps: Steps) -> Steps:
