@@ -201,6 +201,19 @@ def test_cases_that_contradict_a_cause_are_those_that_it_takes_for_right():
     assert against([true, left]) == against([left])
 
 
+def test_a_cause_that_is_true_of_all_runs_is_held_against_cases_that_pass_by_it():
+    """Further cases are run that meet all that was said: one that fails contradicts the cause."""
+    true = named("window off by one: one key too many on both sides")
+    found, foretells = planted(true, {"query_length": 4, "window": (1, 1)})
+    known = {case for case, failed in found.exploration.seen.items() if failed}
+    of_these = Hypothesis("of what was run", STEPS, judge=lambda scene: None if scene.case in known else 0.0)
+    against = contradicting(found, [of_these], DECLARED, gradients=False, left=lambda: 60.0)
+    assert against
+    assert known.isdisjoint(against)
+    assert all(foretells(case) for case in against)
+    assert contradicting(found, [true], DECLARED, gradients=False, left=lambda: 60.0) == []
+
+
 @pytest.mark.parametrize("exceptions", [0, 1])
 def test_one_case_that_passes_as_foretold_shows_that_it_takes_more(exceptions, monkeypatch):
     """It is foretold with several seeds, and run; without any, the conditions are all that it takes."""

@@ -265,15 +265,16 @@ def contradicting(
     if x is None or any(cause.partial for cause in causes):
         return []
     those = frozenset({x.case.sharding})
-    failing = sorted((case for case, failed in _ordinary(x).items() if failed), key=effort)[:CHECKED]
+    failing, true = sorted((case for case, failed in _ordinary(x).items() if failed), key=effort)[:CHECKED], []
     for cause in causes:
         foretells = Foretelling((cause,), capabilities, those, gradients)
         told = {case: foretells(case) for case in failing if left() > 0}
         if True in told.values():
+            true.append(cause)
             found |= dict.fromkeys(case for case, fails in told.items() if fails is False)
-    if found:
+    if found or not true:
         return list(found)
-    foretells, explanation, passing = Foretelling(tuple(causes), capabilities, those, gradients), x.explanation(), 0
+    foretells, explanation, passing = Foretelling(tuple(true), capabilities, those, gradients), x.explanation(), 0
     x.extended(SPARED, left)
     with contextlib.suppress(Spent):
         for case in itertools.islice(x.scattered(x.failing()[:BASES], random.Random(3), cotangents=gradients), FURTHER):
