@@ -40,7 +40,7 @@ def ways_to_fetch_halos() -> Iterator[Otherwise]:
         yield Otherwise(
             f"a ring in both directions ends after as many hops to each side as {text}, unless they meet",
             functools.partial(_in_both_directions, reach),
-            0.75,
+            1.25,
         )
     for beside, which in enumerate(("before", "after")):
         yield Otherwise(
