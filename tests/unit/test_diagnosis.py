@@ -312,7 +312,7 @@ CONDITIONAL = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", CONDITIONAL)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_a_fault_that_is_there_under_a_condition_is_named(words):
     """Cases that lack the condition are right, and rule no hypothesis out."""
     implementation, case, gradients, requires = CONDITIONAL[words]

@@ -989,7 +989,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("words", TOLD)
-@pytest.mark.by_day(16)
+@pytest.mark.by_day(8)
 def test_a_mask_made_otherwise_is_told(words):
     """Among the rules that give what was read and predict the numbers of all cases."""
     steps, cases = TOLD[words]

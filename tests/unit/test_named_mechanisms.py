@@ -1098,7 +1098,7 @@ READ |= BY_TILE
 
 
 @pytest.mark.parametrize("words", READ)
-@pytest.mark.by_day(12)
+@pytest.mark.by_day(6)
 def test_what_is_read_of_a_mask_is_told(words):
     """The first rule that predicts the numbers of all cases, right ones included."""
     steps, cases, right = READ[words]

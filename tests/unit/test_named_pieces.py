@@ -425,7 +425,7 @@ READ = {
 
 
 @pytest.mark.parametrize("words", READ)
-@pytest.mark.by_day(8)
+@pytest.mark.by_day(4)
 def test_what_is_read_of_a_mask_is_told(words):
     """The first rule that predicts the numbers of all cases, right ones included."""
     steps, cases, right = READ[words]

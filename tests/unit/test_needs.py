@@ -93,6 +93,7 @@ def found(planted, capabilities, **how):
 
 
 @pytest.mark.parametrize(("text", "planted"), PLANTED, ids=[text for text, _ in PLANTED])
+@pytest.mark.by_day(16)
 def test_a_planted_condition_is_found_again(text, planted):
     """In its words, and so that it holds on drawn cases exactly where the fault is; few runs are enough."""
     said, fails, drawn = found(planted, EVERYTHING)
@@ -310,7 +311,7 @@ def test_heads_that_decide_which_branch_runs_are_not_called_no_matter(dilated):
 
 
 @pytest.mark.parametrize(("text", "planted"), RELATED, ids=[text for text, _ in RELATED])
-@pytest.mark.by_day(24)
+@pytest.mark.by_day(12)
 def test_a_condition_that_relates_factors_is_found_again(text, planted):
     """By other cases mixed with the failing one: in these, all but a few factors differ at once."""
     said, fails, drawn = found(planted, EVERYTHING, mixed=MIXED)

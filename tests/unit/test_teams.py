@@ -54,7 +54,7 @@ def hybrid(number_of_members, lies):
 
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("by", ["heads", "key heads"])
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_a_fault_of_the_ring_is_told_of_a_ring_of_teams(by, lies):
     """Of how many ranks a team is, and whether they are neighbours, is told too, by cases with other heads."""
     number = (lambda p: p.heads) if by == "heads" else (lambda p: p.hk)
