@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -162,20 +161,19 @@ def _overlapping(queries: bool, keys: bool, once: bool, pairs: Pairs) -> Counts 
 
     Args:
         queries, keys: of which sides it is so.
-        once: a query in the middle attends what it does in the late piece, and not what it does in both.
+        once: a query in the middle attends what it does in the late piece, if anything, and not what it does in both.
         pairs: the pairs.
     """
     if pairs.case.sharding != "zigzag" or pairs.case.replicated:
         return None
-    found = np.zeros_like(pairs.true)
-    sides = [
+    of_queries, of_keys = (
         _pieces(pairs, x) if moved else [(x.p, x.p >= 0)] for x, moved in ((pairs.queries, queries), (pairs.keys, keys))
-    ]
-    if once:
-        (first, of_first), (second, of_second) = sides[0]
-        sides[0] = [(first, of_first & ~of_second), (second, of_second)]
-    for (i, of_q), (j, of_k) in itertools.product(*sides):
-        found += pairs.counts(lambda name, i=i, j=j: (i, j)) * (of_q & of_k)  # type: ignore[misc]
+    )
+    found = np.zeros_like(pairs.true)
+    for i, of_q in of_queries:
+        each = [pairs.counts(lambda name, at=(i, j): at) * (of_q & of_k) for j, of_k in of_keys]  # type: ignore[misc]
+        here = np.sum(each, axis=0)
+        found = np.where(here.any(axis=-1, keepdims=True), here, found) if once else found + here
     return found
 
 
