@@ -169,10 +169,13 @@ def _overlapping(queries: bool, keys: bool, once: bool, pairs: Pairs) -> Counts 
     of_queries, of_keys = (
         _pieces(pairs, x) if moved else [(x.p, x.p >= 0)] for x, moved in ((pairs.queries, queries), (pairs.keys, keys))
     )
+
+    def counts(i: Ints, j: Ints) -> Counts:
+        return pairs.counts(lambda name: (i, j))
+
     found = np.zeros_like(pairs.true)
     for i, of_q in of_queries:
-        each = [pairs.counts(lambda name, at=(i, j): at) * (of_q & of_k) for j, of_k in of_keys]  # type: ignore[misc]
-        here = np.sum(each, axis=0)
+        here = np.sum([counts(i, j) * (of_q & of_k) for j, of_k in of_keys], axis=0)
         found = np.where(here.any(axis=-1, keepdims=True), here, found) if once else found + here
     return found
 
