@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ringverify.events import PropertyOutcome
 from ringverify.reports.features import untried_line
 from ringverify.reports.results import ImplementationResult, Results
-from ringverify.reports.story import margin_text, replay_of, story_lines
+from ringverify.reports.story import later_cause, margin_text, replay_of, story_lines
 
 SIGNS = {"pass": "✅", "fail": "❌", "known": "⚠️", "unsupported": "➖", "inconclusive": "❔"}
 VERDICT_SIGNS = {"conformant": "✅", "violations": "❌", "inconclusive": "❔"}
@@ -77,7 +77,9 @@ def _failure(one: ImplementationResult, outcome: PropertyOutcome) -> str:
     summary = _html(event.summary or "")
     if event.same_as is not None:
         again = f"<code>{_html(replay_of(event))}</code>"
-        return f"{title}: the same as {_html(event.same_as)}: {summary} ({again})"
+        earlier = next((other.counterexample for other in one.failures if other.id == event.same_as), None)
+        cause = "" if (text := later_cause(event, earlier)) is None else f"; cause: {_html(text)}"
+        return f"{title}: the same as {_html(event.same_as)}: {summary} ({again}){cause}"
     known = outcome.verdict.known
     note = "" if known is None else f"Known: {_text(known.reason)} ({_text(known.link)})\n\n"
     told = f"{title}: {summary}"

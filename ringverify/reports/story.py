@@ -111,6 +111,11 @@ def repeated(event: CounterexampleEvent) -> str:
     return f"{event.same_as}: {event.summary or ''}; {replay_of(event)}"
 
 
+def later_cause(event: CounterexampleEvent, earlier: CounterexampleEvent | None) -> str | None:
+    """Return the cause of a failure that is the same as an earlier one, if only this one has a cause."""
+    return event.diagnosis if earlier is not None and earlier.diagnosis is None else None
+
+
 def worst_element(event: CounterexampleEvent) -> str:
     """Return where the worst element is: its index by axis, its global position and its rank."""
     if event.element is not None:

@@ -27,7 +27,7 @@ from ringverify.events import (
     TriedEvent,
 )
 from ringverify.reports.features import NAMED, Table, short_tables, untried_line
-from ringverify.reports.story import DETAIL_LINES, detail_lines, margin_text, repeated, shown, story
+from ringverify.reports.story import DETAIL_LINES, detail_lines, later_cause, margin_text, repeated, shown, story
 from ringverify.words import PRINTED, cut, legible, plural
 
 STYLES = {
@@ -60,6 +60,7 @@ class Terminal:
         self._named = ""
         self._worked = 0.0
         self._counted = "example"
+        self._stories: dict[str, CounterexampleEvent] = {}
 
     def tell(self, event: Event) -> None:
         """Print an event."""
@@ -93,7 +94,10 @@ class Terminal:
         """Print a violation: what is wrong, the case, the worst element, and how to see it again."""
         if event.same_as is not None and not self.verbose:
             self._print(("        the same as ", "dim"), repeated(event))
+            if (cause := later_cause(event, self._stories.get(event.same_as))) is not None:
+                self._print(("        cause   ", "dim"), cause)
             return
+        self._stories[event.property] = event
         for label, text in story(event):
             self._print((f"        {label:<8}", "dim"), text)
         for one in event.printed or () if self._with_printed else ():
@@ -142,6 +146,7 @@ class Terminal:
             self._print(("        known   ", "dim"), "listed in the baseline, but it passes: remove the entry")
 
     def _implementation(self, event: ImplementationEvent) -> None:
+        self._stories.clear()
         seconds = max(event.seconds or 0.0, 1e-9)
         worked, self._worked = max(self._worked, seconds), 0.0  # longer, if properties were tried side by side
         kinds = {**dict.fromkeys(STYLES, ""), "fail": f" ({event.known} known)" if event.known else ""}

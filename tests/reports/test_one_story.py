@@ -1,15 +1,19 @@
 """A fault that several properties see is one story in every output, with what to replay for each."""
 
+import io
 from xml.etree import ElementTree
 
+import pytest
 import sample_events as sample
 from report_lines import report_lines
+from rich.console import Console
 
 from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.junit import junit
 from ringverify.reports.markdown import markdown
 from ringverify.reports.page import page
 from ringverify.reports.results import results_of
+from ringverify.reports.terminal import Terminal
 
 NAME = "wrong_ring.attend"
 HINT = {"property": "hazards", "text": "rank 1 read a buffer before its receive completed"}
@@ -36,6 +40,29 @@ def test_markdown_gives_a_repeated_failure_one_line():
     (line,) = [line for line in text.splitlines() if "gradients: the same as forward" in line]
     assert "<code>ringverify replay 'a folder/again.json'</code>" in line
     assert text.count(f"beside  hazards: {HINT['text']}") == 1
+
+
+@pytest.mark.parametrize(("first", "told"), [(None, True), ("another cause", False)])
+def test_a_cause_that_only_the_repeated_failure_has_is_told(first, told):
+    """On the terminal and in Markdown: where the first one has a cause, that stands for both."""
+    events = sample.typed(
+        sample.run(
+            {
+                NAME: (
+                    "violations",
+                    [
+                        *(sample.row(NAME, "forward", "fail"), FIRST | {"diagnosis": first}),
+                        *(sample.row(NAME, "gradients", "fail"), AGAIN | {"diagnosis": "a <tile> is skipped"}),
+                    ],
+                )
+            }
+        )
+    )
+    terminal = Terminal(Console(file=io.StringIO(), width=200))
+    for event in events:
+        terminal.tell(event)
+    assert ("cause   a <tile> is skipped\n" in terminal.console.file.getvalue()) is told
+    assert ("; cause: a &lt;tile&gt; is skipped" in markdown(results_of(events))) is told
 
 
 def test_the_page_names_the_failure_that_is_repeated_and_what_stands_beside_it():
