@@ -272,6 +272,11 @@ class Case:
 
     def describe(self) -> str:
         """Describe the case in one line: shapes, dtype, sharding, values, seeds, and fields that are not default."""
+        return " ".join([*self.words, f"seed={self.seed}", f"schedule={self.schedule}"])
+
+    @property
+    def words(self) -> list[str]:
+        """What `describe` says, but for the seeds: "2 ranks", "n=8" and so on."""
         p = self.problem
         lengths = f"n={p.nq}" if p.nq == p.nk else f"nq={p.nq} nk={p.nk}"
         heads = f"heads={p.heads}" if p.hk == p.heads else f"heads={p.heads}/{p.hk}"
@@ -311,7 +316,7 @@ class Case:
             words.append(self.transport)
         if self.delayed:
             words.append("delayed=" + ("some" if self.delayed == "some" else ",".join(map(str, self.delayed))))
-        return " ".join([*words, f"seed={self.seed}", f"schedule={self.schedule}"])
+        return words
 
 
 def look_at_size(problem: Problem, world_size: int) -> None:

@@ -351,10 +351,12 @@ def test_a_condition_on_scores_is_found_again(text, planted):
 
 @pytest.mark.parametrize("most", [70, 260])
 def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
-    """And nothing that is not true, whether or not the time ends first."""
+    """By examples, and nothing that is not true, whether or not the time ends first."""
     monkeypatch.setattr("ringverify.diagnosis.when.exploring.MOST_RUNS", most)
     said, fails, drawn = found(lambda one: one.get("left_side", 0) % 2 == 1, EVERYTHING, mixed=MIXED)
-    assert said.requires[-1].text == "certain window"
+    fails_with, passes_with = said.requires[-1].text.removeprefix("certain window (fails with ").split("; passes with ")
+    assert set() < set(re.findall(r"window=\((\w+),", fails_with)) <= {"1", "3", "5", "7"}
+    assert set() < set(re.findall(r"window=\((\w+),", passes_with)) <= {"None", "0", "2"}
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
     # Nor of anything else that decides which keys a query attends.
     assert not {"masks", *GEOMETRY} & set(said.irrelevant)
@@ -420,7 +422,10 @@ def test_a_condition_that_only_other_values_refute_is_not_said():
         lambda one: one["large"] and (one["dtype"] != "float64" or one["values"] == "float16_limits"),
         EVERYTHING, mixed=MIXED,
     )  # fmt: skip
-    assert [one.text for one in said.requires] == ["large or dominating scores", "certain dtype"]
+    assert [one.text for one in said.requires] == [
+        "large or dominating scores",
+        "certain dtype (fails with float32, bfloat16, float16; passes with float64)",
+    ]
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
 
 

@@ -81,7 +81,8 @@ def test_that_cases_pass_for_a_reason_without_words_is_said():
 
     problem = {"query_length": 5, "causal": True}
     before, after = said(lambda case: case.problem.causal and relation(case), problem, size=2)
-    assert (texts(before), texts(after)) == (["causal"], ["causal", UNSAID])
+    assert (texts(before), texts(after)) == (["causal"], ["causal", f"{UNSAID} (passes with 1 rank)"])
+    assert not relation(after.exploration.case.replace(world_size=1))
     by_chance = said(lambda case: case.problem.causal and (relation(case) or case.seed > 2), problem, size=2)[1]
     assert texts(by_chance) == ["causal"]
 

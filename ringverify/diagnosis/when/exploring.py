@@ -89,6 +89,10 @@ MOST_TURNED = 3
 """Cases that pass unforeseen of which the factor is sought that turns them, at most."""
 
 
+SHOWN = 3
+"""Values of a factor that are told where it has no words, at most, and words for a case."""
+
+
 class Spent(Exception):
     """The time or the number of runs is used up."""
 
@@ -300,6 +304,33 @@ class Exploration:
         limit = min(sizes[True])
         below = max((size for size in sizes[False] if size < limit), default=0)
         return condition.text if below * CLOSE >= limit else FAR_OFF[condition.about[0]]
+
+    def examples(self, factor: str) -> str:
+        """Return with which values of a factor the smallest case fails and passes, in words; "" if not known."""
+        variants = self.varying.of(self.case, factor)[:MORE] if factor in self.varying.factors else []
+        self._most += len(variants)
+        with contextlib.suppress(Spent):
+            for one in variants:
+                self.failed(one)
+        passing = {news: one for one in variants if not self.runs.get(one, True) and (news := _news(one, self.case))}
+        if not passing:
+            return ""
+        failing = [self.case, *(one for one in variants if self.runs.get(one))]
+        fails = dict.fromkeys(_news(one, next(iter(passing.values()))) for one in failing)
+        return f" (fails with {_listed(filter(None, fails))}; passes with {_listed(passing)})" if any(fails) else ""
+
+    def nearest(self, explanation: Sequence[Condition]) -> str:
+        """Return how a case that passes, though it meets all conditions, is unlike the smallest; "" if in much."""
+        passing = (one for one, failed in self.runs.items() if not failed and self.met(one, explanation))
+        alike = (self.varying.mixed(self.case, one, {"dtype"}) for one in passing)
+        told = {news: one for one in alike if one is not None and (news := _news(one, self.case))}
+        nearest = [news for news in sorted(told, key=len) if news.count("=") <= SHOWN][:SHOWN]
+        self._most += SHOWN
+        with contextlib.suppress(Spent):
+            for news in nearest:
+                if self.failed(told[news]) is False:
+                    return f" (passes with {news})"
+        return ""
 
     def _scored(self) -> list[Condition]:
         """Return the conditions that explain the runs, each with its own values, if they may be about scores."""
@@ -691,3 +722,12 @@ class Exploration:
                 found += self.varying.of(one, "length")[:5]
         found += [one for factor in factors for one in self.varying.of(self.case, factor)]
         return list(dict.fromkeys(found))
+
+
+def _news(case: Case, other: Case) -> str:
+    """Return the words for what a case has, and another one has not."""
+    return " ".join(word for word in case.words if word not in other.words)
+
+
+def _listed(some: Iterable[str]) -> str:
+    return ", ".join(itertools.islice(some, SHOWN))

@@ -229,8 +229,9 @@ def said(
     if beyond is None:
         seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
         requires += [] if any(map(scored, tested)) else _of_ranks(seen, most=by_runs_alone)
-        requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
-        requires += [Requirement(UNSAID, lambda case: True)] if more and not certain else []
+        vague = [f"certain {factor}{exploration.examples(factor)}" for factor in certain]
+        vague += [UNSAID + exploration.nearest(explanation)] if more and not certain else []
+        requires += [Requirement(text, lambda case: True) for text in vague]
     else:
         requires.append(beyond)
     # What passes with some values may do so with some scales, which make scores as small.
