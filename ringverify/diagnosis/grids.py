@@ -84,6 +84,9 @@ USUAL = (*GRIDS[:3], GRIDS[5])
 HALVES = GRIDS[4]
 """Teams of neighbours, as large as they can be: two of them where the number of ranks is even."""
 
+EVEN = Grid("of two ranks where their number and that of heads are even", lambda p, size: 2 - (size % 2 | p.heads % 2))
+"""Teams of two neighbours that share out the heads, if they can."""
+
 IN_PAIRS = Grid("of two neighbours, of which the last may be alone", lambda p, size: 2, uneven=True)
 """Teams of two."""
 

@@ -269,6 +269,47 @@ def after_an_empty_one(here, owner, i, j):
     return torch.tensor(found)[:, None]
 
 
+def of_nearest_documents(here, owner, i, j):
+    """What lies outside all documents is of the first one or the last."""
+    cuts = torch.tensor(here.problem.documents[1:-1])
+    of_i, of_j = (torch.searchsorted(cuts, x.contiguous(), right=True) for x in (i, j))
+    return of_i == of_j
+
+
+def documents_in_turn(here, owner, i, j):
+    """The documents of a rank's queries are taken for the first ones."""
+    cuts = torch.tensor(here.problem.documents)
+    of_i, of_j = (torch.searchsorted(cuts, x.contiguous(), right=True) - 1 for x in (i, j))
+    return torch.unique(of_i, return_inverse=True)[1] == of_j
+
+
+def in_pieces_of_their_own(here, owner, i, j):
+    """A piece begins at its number times its own length."""
+    every = pieces(here.problem.nk, 2 * here.size)
+    of = {position: number * len(piece) + place
+          for number, piece in enumerate(every) for place, position in enumerate(piece)}  # fmt: skip
+    keys, queries = (torch.tensor([of[position] for position in x.ravel().tolist()]) for x in (j, i))
+    return keys <= queries[:, None]
+
+
+def as_many_segments_as_fit(from_last):
+    """Of segments of 4, as many as the rows of a rank fill from its last one, or its first, of other ranks' keys."""
+
+    def keeps(here, owner, i, j):
+        filled = (len(i) - 1) // 4
+        beyond = j // 4 < i[-1] // 4 - filled if from_last else j // 4 > i[0] // 4 + filled
+        return ~beyond if owner != here.rank else torch.tensor(True)
+
+    return keeps
+
+
+def past_the_longer_side(here, owner, i, j):
+    """Blocks come hop by hop, up to as many as the longer side of the window reaches in the longest shards."""
+    zigzag = here.call.sharding == "zigzag"
+    longest = (1 + zigzag) * len(pieces(here.problem.nk, here.size * (1 + zigzag))[0])
+    return torch.tensor((here.rank - owner) % here.size <= -(-max(here.problem.window) // longest))
+
+
 def ends_in_both_directions(here, owner, i, j):
     """After as many hops as the longest shard of 4 goes into each side of the window, rounded up."""
     left, right = (-(-extent // 4) for extent in here.problem.window)
@@ -749,6 +790,44 @@ TOLD = {
         [case_of(sharding="zigzag", size=2, query_length=12, documents=cuts)
          for cuts in ((0, 2, 2, 12), (0, 4, 4, 8, 8, 12))],
     ),
+    "positions before the first document are taken for its, and those after the last one for that one's": (
+        by_pattern(of_nearest_documents),
+        [case_of(documents=cuts, **TWO) for cuts in ((3, 8, 14), (2, 18), (0, 4, 15))],
+    ),
+    "a rank's first queries that are in a document attend the first of all documents, those in another one the next, "
+    "whichever these are": (
+        by_pattern(documents_in_turn),
+        [
+            case_of(documents=cuts, **shape)
+            for cuts, shape in (((0, 5, 18), TWO), ((0, 5, 11, 18), TWO), ((0, 9, 20, 27), THREE))
+        ],
+    ),
+    "the mask is made with queries and keys at positions of zigzag pieces that begin at their numbers times their own "
+    "lengths": (
+        by_pattern(in_pieces_of_their_own),
+        [case_of(causal=True, sharding="zigzag", size=size, query_length=n) for size, n in ((2, 10), (2, 5), (3, 13))],
+    ),
+    "of branches of a dilation with shared heads and the same rate, all have the segments of the first": (
+        by_pattern(lambda here, owner, i, j: 2 * (i // 3 == j // 3)),
+        [case_of(dilation=Dilation(((3, 1), (w, 1)), heads="shared"), query_length=12, size=size)
+         for w, size in ((6, 2), (4, 3))],
+    ),
+    **{
+        "the keys of other ranks are left out in segments of a dilation beyond those that a rank's number of rows, "
+        f"less 1, divided by the segment gives, counted {what}": (
+            where(as_many_segments_as_fit(from_last)),
+            [case_of(dilation=Dilation(((4, 1),), heads="shared"), query_length=n, size=size)
+             for n, size in ((12, 4), (13, 4), (14, 5))],
+        )
+        for from_last, what in ((True, "back from its last"), (False, "on from its first"))
+    },
+    "a block is skipped if it comes at a later hop than the longer side of the window reaches in whole shards, rounded "
+    "up": (
+        where(past_the_longer_side),
+        [case_of(sharding="zigzag", window=window, size=size, query_length=n)
+         for window, size, n in (((1, 0), 3, 12), ((2, 1), 4, 17))]
+        + [case_of(window=(1, 2), size=4, query_length=14)],
+    ),
     "a ring in both directions ends after as many hops to each side as the longest shard goes into the window, rounded "
     "up, unless they meet": (
         where(ends_in_both_directions),
@@ -1101,6 +1180,16 @@ def cleared_from_the_own(q, k, v, call):
     return dense(q, k, v, call, (j < lengths)[:, None, None].expand(-1, 1, q.size(1), -1))
 
 
+def cleared_by_row(q, k, v, call):
+    """Rows lie rank by rank, and those from the key length on are cleared."""
+    k, v = (torch.cat(joined(x, call), 1) for x in (k, v))
+    every = pieces(call.problem.nk, 2 * call.world_size)
+    position = torch.tensor([at for rank in range(call.world_size) for at in (*every[rank], *every[-1 - rank])])
+    lengths, row = torch.tensor(call.key_lengths)[:, None], torch.arange(k.size(1))
+    k, v = (x * (row < lengths)[:, :, None, None] for x in (k, v))
+    return dense(q, k, v, call, (position < lengths)[:, None, None].expand(-1, 1, q.size(1), -1))
+
+
 def padded_past_the_end(q, k, v, call):
     """All keys are filled up to whole tiles of 4, and a window sees what lies past the end."""
     n = k.size(1)
@@ -1204,6 +1293,15 @@ def numbered_from_the_first(q, k, v, call):
             {"causal": "never", "key_lengths": True},
             [case_of(size=size, batch=2, key_lengths=lengths) for size in (2, 3) for lengths in ((3, 8), (5, 12))],
             "the keys that a rank has fetched are held against key_lengths as if the first of them were the rank's own",
+        ),
+        (
+            cleared_by_row,
+            {"causal": "never", "key_lengths": True, "sharding": "zigzag"},
+            [
+                case_of(sharding="zigzag", size=size, query_length=4 * size, batch=2, key_lengths=lengths)
+                for size, lengths in ((2, (3, 6)), (3, (5, 10)))
+            ],
+            "keys and values are cleared by key_lengths as if rows, where the shards of all ranks are joined",
         ),
         (
             padded_past_the_end,

@@ -11,7 +11,7 @@ from mechanisms import case_of, explaining, library, of_all_ranks, of_gradients,
 from ringref.problem import Dilation
 from ringref.sharding import pieces
 from ringverify.diagnosis import reading
-from ringverify.diagnosis.gradients import carrying, sinks
+from ringverify.diagnosis.gradients import carrying, sinks, stale
 from ringverify.diagnosis.merging_branches import MERGED_BRANCHES
 from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.diagnosis.substituting import SUBSTITUTED
@@ -109,6 +109,78 @@ def test_gradients_of_a_part_of_a_shard_that_go_to_its_end_are_told(last, end):
         f"the dk and dv that come back from a rank that reads a part of a shard are added to its {end} rows, as many "
         "as that part has"
     ) in explaining(of_gradients(scenes), scenes)
+
+
+def heaped(in_pairs):
+    """A rank, or a pair of them, adds to each block what it has added to those before it too."""
+
+    def together(call, every):
+        members = 1 + in_pairs
+        (mine, member), teams = divmod(call.rank, members), call.world_size // members
+        found = torch.zeros_like(every[0][0])
+        for rank in range(call.world_size):
+            team = rank // members
+            for hop in range((team - mine) % teams + 1):
+                found += every[rank][(team - hop) % teams * members + member]
+        return found
+
+    return together
+
+
+@pytest.mark.parametrize("in_pairs", [False, True])
+def test_a_buffer_of_gradients_that_is_not_cleared_between_hops_is_told(in_pairs):
+    """Of ranks, and of pairs that share out the heads."""
+    cases = [
+        case_of(size=4, heads=4),
+        case_of(size=6, query_length=12, heads=2),
+        case_of(size=4, window=(3, 2), heads=2),
+    ]
+    scenes, _ = seen(attending(heaped(in_pairs)), cases, gradients=True)
+    says = "the buffer of dk and dv of a block is not cleared between hops: what went to the blocks before is in it too"
+    teams = ", teams being of two ranks where their number and that of heads are even" if in_pairs else ""
+    assert explaining(stale.hypotheses(), scenes) == [says + teams] * 2
+
+
+class GatheredZigzag(torch.autograd.Function):
+    """Zigzag shards of all ranks; what a rank adds to a late piece goes to where its own begins."""
+
+    @staticmethod
+    def forward(ctx, x, call):
+        """Right."""
+        every = [len(piece) for piece in pieces(call.problem.nk, 2 * call.world_size)]
+        ctx.call, ctx.early = call, every[: call.world_size]
+        ctx.counts = [every[rank] + every[-1 - rank] for rank in range(call.world_size)]
+        room = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, max(ctx.counts) - x.size(1)))
+        return torch.cat([one[:, :n] for one, n in zip(of_all_ranks(room, call), ctx.counts, strict=True)], dim=1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Past the end of the shard it is lost."""
+        mine, found = ctx.call.rank, 0
+        for rank, every in enumerate(of_all_ranks(gradient.contiguous(), ctx.call)):
+            part = every.split(ctx.counts, dim=1)[mine]
+            early, late = part.tensor_split([ctx.early[mine]], dim=1)
+            into = torch.zeros_like(part)
+            into[:, : early.size(1)] = early
+            room = into[:, ctx.early[rank] :][:, : late.size(1)]
+            room += late[:, : room.size(1)]
+            found = found + into
+        return found, None
+
+
+def test_gradients_of_late_pieces_that_go_behind_the_rows_of_the_rank_are_told():
+    """Where early pieces differ in length."""
+
+    def attend(q, k, v, call):
+        k, v = (GatheredZigzag.apply(x, call) for x in (k, v))
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+    declared = Capabilities(causal="never", sharding="zigzag", uneven=True)
+    cases = [case_of(sharding="zigzag", size=size, query_length=n) for size, n in ((2, 13), (2, 5), (3, 8))]
+    scenes, _ = seen(Implementation(attend, "late", declared), cases, gradients=True)
+    says = "what a rank adds to dk and dv of other late zigzag pieces goes to the rows of the shard from where its own"
+    assert f"{says} late piece begins" in explaining(of_gradients(scenes), scenes)
 
 
 def going_on(call, every):
@@ -220,6 +292,23 @@ class OfOnePiece(torch.autograd.Function):
         sinks, out, lse = ctx.saved_tensors
         each = -(sinks[:, None] - lse).exp() * (dout * out).sum(-1).transpose(1, 2)
         return each.tensor_split(2, dim=2)[ctx.late].sum((0, 2)), None, None, dout, None
+
+
+def test_a_gradient_of_sinks_without_queries_that_attend_no_key_is_told():
+    """Whose lse is the sink."""
+
+    def attend(q, k, v, call):
+        seen_by = (torch.arange(k.size(1)) < torch.tensor(call.key_lengths)[:, None])[:, None, None]
+        empty = ~seen_by.any(-1)
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(~seen_by, -1e30)
+        lse = torch.logaddexp(s.logsumexp(-1), torch.where(empty, call.sinks.detach()[:, None], call.sinks[:, None]))
+        return torch.einsum("bhqk,bkhd->bqhd", (s - lse[..., None]).exp() * seen_by, v), lse
+
+    declared = Capabilities(causal="never", sinks=True, key_lengths=True, lse=True, lse_gradient=True, world_sizes=(1,))
+    cases = [case_of(size=1, sinks=True, batch=2, query_length=n, key_lengths=(0, n - 1), cotangent="both", seed=n)
+             for n in (3, 5, 8)]  # fmt: skip
+    scenes, _ = seen(Implementation(attend, "empty", declared), cases, gradients=True)
+    assert sinks.cause(scenes) == "the gradient of sinks leaves out queries that attend no key"
 
 
 @pytest.mark.parametrize(("late", "which"), [(True, "late"), (False, "early")])

@@ -350,6 +350,23 @@ def _lost_to_padding(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
     return {name: -y for name, y in terms.sums_over(names, gone).items()}
 
 
+def _behind_its_own_early_rows(names: tuple[TensorName, ...], terms: Terms) -> Gradients:
+    """Return what changes if a rank adds to late pieces from the row on where its own begins; past the end is lost."""
+    pairs, found = terms.pairs, {name: np.zeros_like(getattr(terms.scene.truth, name)) for name in names}
+    after = late(pairs.keys, pairs).ravel()
+    begins = [int((~after[held]).sum()) for held in pairs.keys.shards]
+    if pairs.case.sharding != "zigzag":
+        return found
+    for rank, owner in itertools.permutations(range(pairs.size), 2):
+        held = pairs.keys.shards[owner]
+        rows, into = held[begins[owner] :], held[begins[rank] : begins[rank] + len(held) - begins[owner]]
+        if begins[owner] != begins[rank]:
+            for name, y in terms.sums_over(names, (pairs.rank == rank) & (pairs.owner == owner)).items():
+                found[name][:, rows] -= y[:, rows]
+                found[name][:, into] += y[:, rows[: len(into)]]
+    return found
+
+
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """Yield what explains results whose rows are in the wrong place, and gradients that are, if out and lse are right.
 
@@ -401,6 +418,9 @@ def _changes() -> Iterator[tuple[str, Callable[[Terms], Gradients]]]:
                 f"{end} rows, as many as that part has"
             )
             yield says, functools.partial(_to_an_end, names, last)
+    for names in WRITTEN:
+        says = f"what a rank adds to {' and '.join(names)} of other late zigzag pieces goes to the rows of the shard"
+        yield f"{says} from where its own late piece begins", functools.partial(_behind_its_own_early_rows, names)
     for (way, streams), names in itertools.product(STREAMS.items(), WRITTEN):
         says = f"the {' and '.join(names)} that travel with a block are lost at a rank that attends nothing of it{way}"
         yield says, functools.partial(_lost_on_the_way, streams, names)

@@ -44,6 +44,7 @@ TERMS: dict[str, Term] = {
         w / share * (dlse - delta)
     ),
     "has dout·out of an out that the sink has not joined": lambda w, share, dlse, delta: w * (dlse - delta / share),
+    "leaves out queries that attend no key": lambda w, share, dlse, delta: np.where(share > 0, w * (dlse - delta), 0.0),
 }
 
 

@@ -7,14 +7,17 @@ others are not cleared they still hold what the block before left there.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ringverify.diagnosis.gradients.terms import Gradients, Terms, measured
+from ringverify.diagnosis.grids import EVEN, Grid
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.masks.positions import late
 from ringverify.diagnosis.pairs import Mask, Pairs
+from ringverify.diagnosis.scene import Array
 from ringverify.events import TensorName
 
 Written = Callable[[Pairs, Mask], Mask]
@@ -36,15 +39,49 @@ WRITTEN: dict[str, Written] = {
 }
 
 
+GIVEN: tuple[tuple[TensorName, ...], ...] = (("dk", "dv"), ("dk",), ("dv",))
+"""Gradients of which that may be so, together."""
+
+
 def hypotheses() -> Iterator[Hypothesis]:
     """Yield what may be left in a workspace."""
-    for what, written in WRITTEN.items():
-        for names in (("dk", "dv"), ("dk",), ("dv",)):
+    for names in GIVEN:
+        of = f"{' and '.join(names)} "
+        for what, written in WRITTEN.items():
             says = (
-                f"the workspace of {' and '.join(names)} is not cleared between blocks: {what} of a block that no "
+                f"the workspace of {of}is not cleared between blocks: {what} of a block that no "
                 "query of the rank attends get once more what an earlier block left there"
             )
             yield measured(says, functools.partial(_left, names, written))
+        says = f"the buffer of {of}of a block is not cleared between hops: what went to the blocks before is in it too"
+        for grid, teams in ((None, ""), (EVEN, f", teams being {EVEN.text}")):
+            for cleared in (False, True):
+                yield measured(says + teams, functools.partial(_heaped, names, grid, cleared))
+
+
+def _heaped(names: tuple[TensorName, ...], grid: Grid | None, cleared: bool, terms: Terms) -> Gradients:
+    """Return what changes if what is added to a block is added to what the blocks before it were given, place by place.
+
+    Of teams, the places are those in the shards of their members. What lies in padding is dropped if `cleared`.
+    """
+    pairs, shards = terms.pairs, terms.pairs.keys.shards
+    changes = {name: np.zeros_like(getattr(terms.scene.truth, name)) for name in names}
+    if terms.scene.replicated:
+        return changes
+    teams = [[rank] for rank in range(pairs.size)] if grid is None else grid.teams(pairs.case)
+    for number, team in enumerate(teams):
+        heap: dict[tuple[TensorName, int], Array] = {}
+        parts = terms.sums_over(names, np.isin(pairs.rank, team))
+        for owners in (teams[number - hop] for hop in range(len(teams))):
+            for (member, owner), (name, part) in itertools.product(enumerate(owners), parts.items()):
+                rows, longest = shards[owner], max(map(len, shards))
+                added = np.zeros((part.shape[0], longest, *part.shape[2:]))
+                added[:, : len(rows)] = part[:, rows]
+                earlier = heap.get((name, member), np.zeros_like(added))
+                changes[name][:, rows] += earlier[:, : len(rows)]
+                heap[name, member] = earlier + added
+    gone = pairs.padding[:, 0, 0, :, None, None] & cleared
+    return {name: np.where(gone, 0.0, change) for name, change in changes.items()}
 
 
 def _left(names: tuple[TensorName, ...], written: Written, terms: Terms) -> Gradients:

@@ -134,6 +134,18 @@ def ways_to_dilate() -> Iterator[Otherwise]:
             functools.partial(_last_of_alike, alike),
             0.5,
         )
+    yield Otherwise(
+        "of branches of a dilation with shared heads and the same rate, all have the segments of the first",
+        _of_the_first_alike,
+        0.5,
+    )
+    for from_last, what in {True: "back from its last", False: "on from its first"}.items():
+        yield Otherwise(
+            "the keys of other ranks are left out in segments of a dilation beyond those that a rank's number of rows, "
+            f"less 1, divided by the segment gives, counted {what}",
+            functools.partial(_as_many_as_fit, from_last),
+            0.75,
+        )
     for what, rows in SPANS.items():
         yield Otherwise(
             f"a rank's segments of a dilation are not told apart where {what} lie less than a segment apart, first and "
@@ -474,6 +486,37 @@ def _last_of_alike(of: Callable[[tuple[int, int]], int], pairs: Pairs) -> Counts
             at for at in range(number + 1, len(pairs.of_branches)) if of(p.dilation.branches[at]) == of(one.segment)
         ]
         total += one.true * ~_covered(pairs, later)[..., None]
+    return total
+
+
+def _of_the_first_alike(pairs: Pairs) -> Counts | None:
+    """Return counts if branches of one rate have the segments of the first of them, as if these were kept by rate."""
+    p = pairs.problem
+    if p.dilation is None or p.dilation.heads != "shared":
+        return None
+    rates, plain = [rate for _, rate in p.dilation.branches], (pairs.queries.p, pairs.keys.p)
+    if len(rates) == len(set(rates)):
+        return None
+    rest = pairs.counts(lambda name: None if name == "dilation" else plain)
+    found: Counts = rest * sum(branch(pairs, rates.index(rate), *plain) for rate in rates)
+    return found
+
+
+def _as_many_as_fit(from_last: bool, pairs: Pairs) -> Counts | None:
+    """Return counts without keys of other ranks in segments past as many as a rank's rows would fill from one's start.
+
+    Where a shard does not begin, or end, with a segment, it may touch one more.
+    """
+    if pairs.problem.dilation is None or pairs.case.sharding != "contiguous" or pairs.case.replicated:
+        return None
+    ends = np.array([(held[0], held[-1]) if len(held) else (0, 0) for held in pairs.queries.shards])
+    first, last = (ends[:, end][pairs.queries.rank] for end in (0, 1))
+    total = np.zeros_like(pairs.true)
+    for one in pairs.of_branches:
+        w = one.segment[0]
+        filled, of_key = (pairs.queries.count - 1) // w, pairs.keys.p // w
+        lost = of_key < last // w - filled if from_last else of_key > first // w + filled
+        total += np.where(lost & (pairs.hop > 0), 0, one.true)
     return total
 
 

@@ -78,6 +78,11 @@ def apart_past(offsets: Ints, at: Ints) -> Ints:
     return np.searchsorted(offsets, at, side="left")
 
 
+def nearest(offsets: Ints, at: Ints) -> Ints:
+    """Numbers if positions before the first document are taken for its, and those after the last for that one's."""
+    return np.searchsorted(offsets[1:-1], at, side="right")
+
+
 def bounds_next(offsets: Ints, at: Ints) -> Ints:
     """Numbers if the position before each offset is taken for the document after it."""
     return bounds(offsets, at + 1)
@@ -210,6 +215,21 @@ def _until_one_is_absent(sides: str, pairs: Pairs, of: Callable[[Pairs], Pairs] 
     return found
 
 
+def _in_turn(pairs: Pairs) -> Counts | None:
+    """Return counts if a rank's first queries attend the first document that holds anything, its next ones the next."""
+    documents = pairs.problem.documents
+    if documents is None:
+        return None
+    offsets = np.array(sorted(set(documents)))
+    of_i, of_j = (bounds(offsets, x.p) for x in (pairs.queries, pairs.keys))
+    turn = np.full(of_i.shape, -1)
+    for rank in range(len(pairs.queries.shards)):
+        mine = (pairs.queries.rank == rank) & (of_i >= 0)
+        turn = np.where(mine, np.searchsorted(np.unique(of_i[mine]), of_i), turn)
+    rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
+    return np.where((turn == of_j) & (turn >= 0), rest, 0)
+
+
 def _whole_blocks(pairs: Pairs) -> Mask:
     """Return the pairs of blocks of which a causal mask and a window let every pair through, without key_lengths."""
     found: Mask = np.zeros_like(pairs.within_bounds)
@@ -286,6 +306,10 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
         ),
         ("positions that are in no document attend each other", together),
         ("positions before the first document attend each other, and so do those after the last", apart),
+        (
+            "positions before the first document are taken for its, and those after the last one for that one's",
+            nearest,
+        ),
         ("positions after the last document attend each other", behind),
         ("positions before the first document attend each other", in_front),
     ):
@@ -300,6 +324,12 @@ def ways_to_tell_documents() -> Iterator[Otherwise]:
         "if that of the keys began where that of the queries does, and the other way round",
         _slices_exchanged,
         1.25,
+    )
+    yield Otherwise(
+        "a rank's first queries that are in a document attend the first of all documents, those in another one the "
+        "next, whichever these are",
+        _in_turn,
+        0.5,
     )
     for sides, whose in (("qk", ", of queries and keys"), ("q", ", of queries"), ("k", ", of keys")):
         says = f"what a rank has of documents after the first one of which it has nothing is left out{whose}"

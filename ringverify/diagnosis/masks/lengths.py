@@ -10,7 +10,7 @@ import numpy as np
 from ringref import pattern
 from ringref.sharding import pieces
 from ringverify.diagnosis.grids import GRIDS, Grid
-from ringverify.diagnosis.masks.positions import POSITIONS, At, own_keys
+from ringverify.diagnosis.masks.positions import POSITIONS, At, joined_rows, own_keys
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Otherwise, Pairs
 from ringverify.diagnosis.scene import Counts
 
@@ -60,6 +60,12 @@ def ways_to_take_lengths() -> Iterator[Otherwise]:
         lambda pairs: np.where(_unused_by_first(pairs), 0, pairs.true),
         0.5,
         lambda pairs: np.where(_unused_by_first(pairs), pairs.true, 0).sum(axis=-1),
+    )
+    yield _with_zeros(
+        "keys and values are cleared by key_lengths as if rows, where the shards of all ranks are joined, rank by "
+        "rank, lay in the order of positions: others than the padding count as keys of 0",
+        _cleared_by_row,
+        0.5,
     )
     for up in (False, True):
         says = f"every rank has key_lengths // ranks keys{', rounded up' if up else ''}, and the others are padding"
@@ -242,6 +248,13 @@ def _unused_by_first(pairs: Pairs) -> Mask:
     """Return the keys `(1, H, 1, Nk)` that no query of the first batch entry attends."""
     found: Mask = (pairs.true[:1] == 0).all(axis=2, keepdims=True)
     return found
+
+
+def _cleared_by_row(pairs: Pairs) -> tuple[Counts, Counts]:
+    """Return counts of keys, and of zeros, if key_lengths clear those from a number of rows on."""
+    lengths = np.array(pairs.problem.key_lengths or (pairs.problem.nk,))[:, None, None, None]
+    cleared = joined_rows(pairs, pairs.keys) >= lengths
+    return np.where(cleared, 0, pairs.true), np.where(cleared, pairs.true, 0).sum(axis=-1)
 
 
 def _share_of_lengths(up: bool, pairs: Pairs) -> Counts | None:

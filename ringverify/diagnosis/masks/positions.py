@@ -42,7 +42,7 @@ def _through_order(pairs: Pairs, x: OneSide) -> Ints:
     return back[back[x.p]]
 
 
-def _joined(pairs: Pairs, x: OneSide) -> Ints:
+def joined_rows(pairs: Pairs, x: OneSide) -> Ints:
     """Numbers of rows where the shards of all ranks come one after the other."""
     return _numbers(pairs, x)[x.p]
 
@@ -109,13 +109,14 @@ def _in_longest_shards(pairs: Pairs, x: OneSide) -> Ints:
     return x.rank * -(-x.total // pairs.size) + x.place
 
 
-def _in_longest_pieces(pairs: Pairs, x: OneSide) -> Ints:
-    """Positions of zigzag pieces that begin at their numbers times the length of the longest."""
+def _in_longest_pieces(pairs: Pairs, x: OneSide, *, own: bool = False) -> Ints:
+    """Positions of zigzag pieces that begin at their numbers times the length of the longest, or their own."""
     if pairs.case.sharding != "zigzag":
         return x.p
     after, lengths = late(x, pairs), np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])
     number = np.where(after, 2 * pairs.size - 1 - x.rank, x.rank)
-    found: Ints = number * lengths.max(initial=0) + x.place - np.where(after, lengths[x.rank], 0)
+    each = lengths[number] if own else lengths.max(initial=0)
+    found: Ints = number * each + x.place - np.where(after, lengths[x.rank], 0)
     return found
 
 
@@ -219,7 +220,7 @@ POSITIONS: dict[str, At] = {
     "counted from the rank times the longest shard": _in_longest_shards,
     **_of_teams("the first rank of a team times the longest shard", longest=True),
     **{f"of {name} shards": sharded(name) for name in SHARDINGS if name != "replicated_query"},
-    "that count rows where the shards of all ranks are joined, rank by rank": _joined,
+    "that count rows where the shards of all ranks are joined, rank by rank": joined_rows,
     "that count rows where length // ranks of each shard are joined, and what is left over comes last": (
         _remainder_last
     ),
@@ -228,6 +229,9 @@ POSITIONS: dict[str, At] = {
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of zigzag pieces of length // (2 ranks) rows": _in_pieces(early=True),
     "of zigzag pieces that are all as long as the longest": _in_longest_pieces,
+    "of zigzag pieces that begin at their numbers times their own lengths": functools.partial(
+        _in_longest_pieces, own=True
+    ),
     "of shards, or of zigzag pieces, that are all as long as the longest": lambda pairs, x: (
         _in_longest_shards if pairs.case.sharding == "contiguous" else _in_longest_pieces
     )(pairs, x),

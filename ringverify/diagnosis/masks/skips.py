@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 
+from ringref.sharding import pieces
 from ringverify.diagnosis.grids import HALVES, USUAL
 from ringverify.diagnosis.masks.documents import apart, bounds
 from ringverify.diagnosis.pairs import Ints, Mask, OneSide, Pairs
@@ -323,6 +324,21 @@ def _past_the_farthest_before(pairs: Pairs, at: Ends) -> Mask | None:
     return found[None, None]
 
 
+def _past_the_longer_side(pairs: Pairs, at: Ends) -> Mask | None:
+    """Whether a block comes at a later hop than the longer side of a window reaches in whole shards, rounded up.
+
+    Shards of zigzag pieces are two of the longest. That is right of those that lie before a rank, one after the other.
+    """
+    left, right = pairs.problem.window or (None, None)
+    right = 0 if pairs.problem.causal else right
+    if left is None or right is None or pairs.case.replicated:
+        return None
+    zigzag = pairs.case.sharding == "zigzag"
+    cut = pieces(pairs.keys.total, 2 * pairs.size) if zigzag else pairs.keys.shards
+    longest = max(1, *map(len, cut)) * (1 + zigzag)
+    return pairs.hop > -(-max(left, right) // longest)
+
+
 def _level(pairs: Pairs, at: Ends) -> Mask | None:
     return at.keys["first"] >= at.queries["last"] if pairs.problem.causal else None
 
@@ -482,6 +498,11 @@ def ways_to_skip() -> Iterator[tuple[str, Skips]]:
         "a block is skipped if it comes after the last hop on which a rank attends one of an earlier rank: those that "
         "have wrapped around the ring are not counted",
         _past_the_farthest_before,
+    )
+    yield (
+        "a block is skipped if it comes at a later hop than the longer side of the window reaches in whole shards, "
+        "rounded up",
+        _past_the_longer_side,
     )
     yield "a block is skipped under a causal mask as if the first query and the first key were level", _after_unaligned
     yield "blocks of later ranks are skipped under a causal mask, whatever their positions", _of_a_later_rank
