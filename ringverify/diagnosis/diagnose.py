@@ -366,6 +366,11 @@ class _Inquiry:
         return [one for one in named if len(one.only) == fewest]
 
     @functools.cached_property
+    def _of_heads(self) -> Sequence[Case]:
+        """Cases with other numbers of heads and key heads."""
+        return runnable(in_other_heads(self._smallest.case.replace(values="normal")), self._capabilities)
+
+    @functools.cached_property
     def _scattered(self) -> list[Scene]:
         """What is seen of cases that are unlike those at hand."""
         if self._exploration is None:
@@ -375,7 +380,7 @@ class _Inquiry:
         hides = () if has[0].values in LARGE else LARGE
         scattered = x.scattered(x.failing()[:BASES], random.Random(1), cotangents=True)
         drawn = (case.replace(values="normal") if case.values in hides else case for case in scattered)
-        heads = runnable(in_other_heads(has[0].replace(values="normal")), self._capabilities)
+        heads = [*self._of_heads]
         heads += {(case.problem.heads, case.problem.hk): case for case in self._failing}.values()
         cases = [
             case
@@ -389,8 +394,14 @@ class _Inquiry:
         spared = sum(bool(wrong_tensors(scene)) for scene in self._scattered) // FEW
 
         def unexplained(one: Standing) -> int:
-            missed = (scene for scene in self._scattered if not self._stands(one, scene))
-            return len(list(itertools.islice(missed, spared + 1)))
+            missed = 0
+            for scene in self._scattered:
+                if not self._stands(one, scene):
+                    # Which heads go together is a relation of numbers, of which few cases show much.
+                    missed += spared + 1 if scene.case in self._of_heads and wrong_tensors(scene) else 1
+                if missed > spared:
+                    break
+            return missed
 
         counted = [(one, unexplained(one)) for one in left]
         fewest = min((count for _, count in counted), default=0)

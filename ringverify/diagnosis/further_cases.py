@@ -211,7 +211,7 @@ def in_other_numbers(smallest: Case) -> Iterator[Case]:
 
 def in_other_heads(smallest: Case) -> Iterator[Case]:
     """Yield cases in which heads and key heads have different divisors in common with the number of ranks."""
-    for size, heads, key_heads in ((4, 4, 2), (6, 4, 4), (6, 4, 2), (4, 6, 3), (6, 4, 1)):
+    for size, heads, key_heads in ((4, 4, 2), (6, 4, 4), (6, 4, 2), (4, 6, 3), (6, 4, 1), (2, 12, 3)):
         yield from _if_legal(
             smallest, world_size=size, query_length=2 * size, key_length=None, documents=None, key_lengths=None,
             heads=heads, key_heads=key_heads, head_dim=max(4, smallest.problem.head_dim), values="normal",

@@ -308,6 +308,11 @@ for which, key_head in {
     "where copies of key heads that the ranks divide are made by turns": lambda head, group, count, copies, ranks: (
         head // (group // copies) % count
     ),
+    "where copies of key heads that teams of two ranks divide are made by turns": (
+        lambda head, group, count, copies, ranks: (
+            head // group if ranks % 2 or group % 2 or count % 2 == 0 else head // (group // 2) % count
+        )
+    ),
     "where query heads and key heads are dealt to the ranks by turns": lambda head, group, count, copies, ranks: (
         head % ranks + head // ranks // group * ranks if count % ranks == 0 else head // group
     ),

@@ -750,6 +750,35 @@ def test_what_is_named_is_held_against_cases_of_all_lengths(other):
     assert (found.text or "").startswith("scale is 1/sqrt(D + 1)") is not bool(other)
 
 
+@pytest.mark.parametrize("by_turns", [True, False])
+def test_which_heads_go_together_is_held_against_other_numbers_of_them(by_turns):
+    """Of 6 heads and 3 key heads, halves of groups that are read by turns are heads that are; of 12 they are not."""
+
+    def reads(here):
+        group, count, h = here.problem.group_size, here.problem.hk, torch.arange(here.problem.heads)
+        return h // group if count != 3 or group % 2 else h // (1 if by_turns else group // 2) % count
+
+    steps = replace(STEPS, per_query_head=lambda here, x: x[:, reads(here)])
+    declared = Capabilities(world_sizes=(2,), gqa=True, lse=True, gradients=False, causal="never")
+    runner = Runner(Implementation(ring_of(steps), "by turns", declared), SimulatedWorld())
+    case = case_of(size=2, query_length=4, heads=6, key_heads=3)
+
+    def fails(case):
+        return judge_everything(case, runner).violation is not None
+
+    try:
+        found = diagnose(
+            lambda case: runner.run(case, gradients=False),
+            [case, case],
+            declared,
+            needs=needs(case, fails, declared),
+            hypotheses=[one for one in HYPOTHESES if "h % Hk" in str(one.says)],
+        )
+    finally:
+        runner.world.close()
+    assert (found.text or "").startswith("grouped heads: query head h reads key head h % Hk") is by_turns
+
+
 def test_what_was_fitted_to_cases_that_all_have_a_mask_is_held_against_others():
     """Documents are ignored beside a window, which every case at hand has: without one they are obeyed."""
 

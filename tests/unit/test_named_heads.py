@@ -48,6 +48,26 @@ def test_key_heads_that_are_counted_from_the_first_query_head_of_a_rank_are_told
     assert explaining(library(words), scenes)
 
 
+def test_copies_of_key_heads_by_turns_in_pairs_of_ranks_are_told():
+    """Two of each where pairs do not divide them."""
+
+    def reads(here):
+        group, count, h = here.problem.group_size, here.problem.hk, torch.arange(here.problem.heads)
+        return h // group if here.size % 2 or count % 2 == 0 else h // (group // 2) % count
+
+    steps = replace(STEPS, per_query_head=lambda here, x: x[:, reads(here)])
+    cases = [case_of(heads=h, key_heads=hk, size=size) for h, hk, size in ((12, 3, 2), (6, 3, 4), (6, 3, 3), (8, 2, 2))]
+    scenes, _ = seen(Implementation(ring_of(steps), "pairs", EVERYTHING), cases, gradients=False)
+    words = (
+        "grouped heads: a query head reads the wrong key head, where copies of key heads that teams of two ranks "
+        "divide are made by turns"
+    )
+    wrong, right = scenes[:2], scenes[2:]
+    assert explaining(library(words), wrong)
+    assert not any(map(wrong_tensors, right))
+    assert all(one.explains(scene) is not None for one in library(words) for scene in right)
+
+
 def test_groups_of_heads_that_are_padded_are_told():
     """Heads that the ranks do not divide are padded before they are counted: two on four ranks are four for two."""
 
