@@ -807,10 +807,10 @@ TOLD = {
         by_pattern(in_pieces_of_their_own),
         [case_of(causal=True, sharding="zigzag", size=size, query_length=n) for size, n in ((2, 10), (2, 5), (3, 13))],
     ),
-    "of branches of a dilation with shared heads and the same rate, all have the segments of the first": (
-        by_pattern(lambda here, owner, i, j: 2 * (i // 3 == j // 3)),
-        [case_of(dilation=Dilation(((3, 1), (w, 1)), heads="shared"), query_length=12, size=size)
-         for w, size in ((6, 2), (4, 3))],
+    "branches of a dilation with the same rate and offset all have the segments of the first of them": (
+        by_pattern(lambda here, owner, i, j: (1 + (here.problem.dilation.heads == "shared")) * (i // 3 == j // 3)),
+        [case_of(dilation=Dilation(((3, 1), (w, 1)), heads=heads), query_length=12, heads=2, size=size)
+         for w, size, heads in ((6, 2, "shared"), (4, 3, "shared"), (4, 3, "split"))],
     ),
     **{
         "the keys of other ranks are left out in segments of a dilation beyond those that a rank's number of rows, "

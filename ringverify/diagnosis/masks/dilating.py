@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ringref import pattern
 from ringref.problem import Problem
 from ringref.sharding import Positions
 from ringverify.diagnosis.masks.positions import At, own_keys, sharded
@@ -135,7 +136,7 @@ def ways_to_dilate() -> Iterator[Otherwise]:
             0.5,
         )
     yield Otherwise(
-        "of branches of a dilation with shared heads and the same rate, all have the segments of the first",
+        "branches of a dilation with the same rate and offset all have the segments of the first of them",
         _of_the_first_alike,
         0.5,
     )
@@ -490,15 +491,24 @@ def _last_of_alike(of: Callable[[tuple[int, int]], int], pairs: Pairs) -> Counts
 
 
 def _of_the_first_alike(pairs: Pairs) -> Counts | None:
-    """Return counts if branches of one rate have the segments of the first of them, as if these were kept by rate."""
-    p = pairs.problem
-    if p.dilation is None or p.dilation.heads != "shared":
+    """Return counts if branches have the segments of the first with their rate and offset, by which these are kept.
+
+    With shared heads every branch of a rate has all of its offsets.
+    """
+    dilation = pairs.problem.dilation
+    if dilation is None:
         return None
-    rates, plain = [rate for _, rate in p.dilation.branches], (pairs.queries.p, pairs.keys.p)
-    if len(rates) == len(set(rates)):
+    alike = [
+        (rate, number % rate if dilation.heads == "split" else 0) for number, (_, rate) in enumerate(dilation.branches)
+    ]
+    if len(alike) == len(set(alike)):
         return None
+    segments = tuple((dilation.branches[alike.index(one)][0], one[0]) for one in alike)
+    plain, shape = (pairs.queries.p, pairs.keys.p), (pairs.problem.nq, pairs.problem.nk)
+    i, j = (np.broadcast_to(x, shape) for x in plain)
+    other = dataclasses.replace(dilation, branches=segments)
     rest = pairs.counts(lambda name: None if name == "dilation" else plain)
-    found: Counts = rest * sum(branch(pairs, rates.index(rate), *plain) for rate in rates)
+    found: Counts = rest * pattern.branches_through(i, j, dilation=other, heads=pairs.problem.heads)
     return found
 
 

@@ -241,6 +241,8 @@ def said(
     about |= _standing_in(failing, about)
     if len({one.problem.dtype in HALF for one in failing}) < len({dtype in HALF for dtype in capabilities.dtypes}):
         about.add("dtype")  # both widths have to fail where both are declared
+    if "out" not in {one.cotangent for one in failing}:
+        about.add("cotangent")  # nothing was said of any other than those that the property gives
     dilations = [one.problem.dilation for one in failing]
     if None not in dilations and "split" in {one.heads for one in dilations if one is not None}:
         about |= OF_HEADS  # they decide which branches run
