@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/installed
 CONSTRAINTS := $(VENV)/constraints.txt
 FLOORS := /^dependencies = \[/,/^\]/s/^ *"\([a-z0-9-]*\)>=\([0-9.]*\).*/\1==\2/p
 
-# Tests that mostly wait: for processes that start, for deadlines, for processes to end. They run beside the others.
+# Tests that mostly wait: for processes that start, for deadlines, for processes to end. More of them run at once.
 WAITING := tests/bench/test_bench.py tests/ci tests/conformance/test_bad_files.py tests/conformance/test_closed_files.py \
   tests/conformance/test_deadlines.py tests/conformance/test_ended_from_outside.py \
   tests/conformance/test_failures_that_help.py tests/conformance/test_first_verdict.py \
@@ -27,12 +27,7 @@ WAITING := tests/bench/test_bench.py tests/ci tests/conformance/test_bad_files.p
 # Dozens of tests start a process; it takes a third less time where it finds compiled what the one before it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Runs targets side by side; what the tests that wait have said comes last, or it would stand amid the others' progress.
-define side_by_side
-@$(MAKE) --no-print-directory --keep-going --jobs 3 $(1); status=$$?; cat $(VENV)/waiting.txt; exit $$status
-endef
-
-.PHONY: verify suite test most waiting nightly lint ready browser install clean
+.PHONY: verify suite test waiting most nightly lint ready browser install clean
 
 verify: install
 	@$(BIN)/ringverify check ring --report .ringverify/ring.jsonl; status=$$?; \
@@ -41,18 +36,20 @@ verify: install
 	  --report .ringverify/peer.jsonl; \
 	echo; echo "make verify: exit status of our ring's verdict is $$status"; exit $$status
 
-suite: ready
-	$(call side_by_side,most waiting)
-
+# Lint and types, which keep one processor busy, are done beside the tests that wait.
 test: ready
-	$(call side_by_side,lint most waiting)
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 lint waiting; first=$$?; \
+	$(MAKE) --no-print-directory most && exit $$first
 	@echo "make test: tests marked nightly were left out; \`make nightly\` runs them"
+
+suite: ready
+	@$(MAKE) --no-print-directory waiting; first=$$?; $(MAKE) --no-print-directory most && exit $$first
+
+waiting:
+	@$(BIN)/python -m pytest -n 4 --dist worksteal $(WAITING)
 
 most:
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(WAITING))
-
-waiting:
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(WAITING) >$(VENV)/waiting.txt 2>&1
 
 nightly: ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly

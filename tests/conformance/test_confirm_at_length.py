@@ -161,6 +161,7 @@ def test_a_right_ring_is_not_accused(method, name, fields, tmp_path):
     assert (seen.outcome, seen.said) == ("not shown", (RIGHT,))
 
 
+@pytest.mark.nightly
 def test_what_ranks_raise_at_length_is_shown(ringverify):
     """By the same script."""
     target = miniature("misbehaving:raises_on_one_rank")

@@ -176,6 +176,7 @@ def test_a_violation_stands_though_its_workers_are_killed(ringverify, monkeypatc
     assert "SIGKILL" in outcome.told("property")[0]["reason"]
 
 
+@pytest.mark.nightly
 def test_after_the_first_look_only_the_property_seen_violated_is_tried(ringverify, monkeypatch):
     """With -x the run ends after it: others would take processors from it."""
     begin, tried = Worker.begin, set()

@@ -85,6 +85,7 @@ class Recorder(Runner):
         return seen
 
 
+@pytest.mark.nightly
 def test_hints_are_looked_for_where_a_failing_run_costs_no_processes():
     """In the simulated world, where the case fails there in the same way; and not at all for what no shape explains."""
 

@@ -39,6 +39,7 @@ def test_a_path_of_its_own_for_inference_is_not_taken_for_what_is_not_linear():
     assert hunt.counterexample is None, hunt.counterexample.violation
 
 
+@pytest.mark.nightly
 def test_a_failure_repeats_although_its_last_bits_do_not():
     """And so it is explained: what a race leaves would be further apart than rounding."""
     shown = hunted(by_address.attend_wrongly, "forward", 15, explain=True).counterexample

@@ -101,6 +101,7 @@ def test_the_length_that_a_fault_needs_is_found_by_halving(ringverify):
     assert event["hints"][0]["text"] == "it shows at 2,048 positions too; it needs more than 1,024 positions"
 
 
+@pytest.mark.nightly
 def test_a_fault_that_shows_at_small_lengths_too_is_said_to(ringverify):
     """The ordinary suite then finds a smaller case."""
     asked = (*SCALE, "--length", 600, "--only", "sampled_rows", "--problem", '{"head_dim": 16}')

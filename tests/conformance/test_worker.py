@@ -197,6 +197,7 @@ def test_a_program_without_gradients_has_one_mode(worker, ringverify):
     assert outcome.verdicts() == {"forward": "pass", "modes": "unsupported"}
 
 
+@pytest.mark.nightly
 def test_what_a_worker_prints_is_shown_and_is_no_message(worker, ringverify):
     """By Python or by a child, before a case and within one."""
     said = 'print("a step"); os.system("echo of a child")'

@@ -19,7 +19,7 @@ KILLS = read(Path(__file__).with_name("expected_kills.json"))
         ("B9a", "right", "the window is laid with queries and keys at positions"),  # read off further runs
     ],
 )
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 def test_a_name_is_judged_by_further_cases(mutant, named, text):
     """It foretells the numbers of each that fails, and is found as a user finds it, without its own entry."""
     (found,) = held_out.held_out([kill for kill in KILLS if kill.mutant == mutant])

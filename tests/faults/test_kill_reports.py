@@ -137,6 +137,7 @@ def test_the_table_says_what_each_property_kills_alone(report, tmp_path, capsys)
     assert "$ ringverify mutants --matrix --max-examples 5 --jobs 1 --json" in text
 
 
+@pytest.mark.nightly
 def test_a_false_alarm_is_told_and_fails(monkeypatch, capsys):
     """The gate can fail: a mutant among what is said to be correct."""
     monkeypatch.setitem(false_alarms.CORRECT, "mutant:A9", "mutant:A9")

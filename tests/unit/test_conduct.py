@@ -251,6 +251,7 @@ def test_when_a_hazard_is_there_is_no_matter_of_the_values_that_show_it():
     assert "values" in found.needs.irrelevant
 
 
+@pytest.mark.nightly
 def test_a_handle_that_nobody_waits_for_is_the_cause_of_wrong_values():
     """Of a receive rather than of a send, where both are not waited for."""
 
@@ -457,6 +458,7 @@ def test_what_torch_raises_of_a_gradient_has_no_line_of_the_users():
     assert found.diagnosis.text == "raised by autograd, of what a backward has returned"
 
 
+@pytest.mark.nightly
 def test_what_raises_is_explained_by_wrong_numbers_of_a_case_like_it():
     """A block that is taken for another rank's: it does not fit where shards differ, and has wrong positions else."""
 

@@ -588,6 +588,7 @@ def test_a_gradient_that_is_rounded_to_another_dtype_is_named(dtype, tensor):
     assert found.text.startswith(f"{tensor} is rounded to bfloat16, whatever dtype it is returned in")
 
 
+@pytest.mark.nightly
 def test_gradients_that_are_added_up_in_another_dtype_are_named():
     """Those of keys and values, in a buffer of float32 that travels, whatever the inputs are."""
 
@@ -779,6 +780,7 @@ def test_which_heads_go_together_is_held_against_other_numbers_of_them(by_turns)
     assert (found.text or "").startswith("grouped heads: query head h reads key head h % Hk") is by_turns
 
 
+@pytest.mark.nightly
 def test_what_was_fitted_to_cases_that_all_have_a_mask_is_held_against_others():
     """Documents are ignored beside a window, which every case at hand has: without one they are obeyed."""
 

@@ -130,6 +130,7 @@ def compute(processor):
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="this system does not count it")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("world", [SimulatedWorld, GlooWorld])
+@pytest.mark.by_day(1)
 def test_a_rank_on_a_busy_machine_is_not_late(world):
     """It computes for a third of its deadline, and takes more than twice as long as the deadline."""
     processor = min(os.sched_getaffinity(0))

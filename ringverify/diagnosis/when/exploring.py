@@ -312,18 +312,21 @@ class Exploration:
         with contextlib.suppress(Spent):
             for one in variants:
                 self.failed(one)
-        passing = {news: one for one in variants if not self.runs.get(one, True) and (news := _news(one, self.case))}
+        passing = [one for one in variants if self.runs.get(one) is False and _news(one, self.case)]
         if not passing:
             return ""
         failing = [self.case, *(one for one in variants if self.runs.get(one))]
-        fails = dict.fromkeys(_news(one, next(iter(passing.values()))) for one in failing)
-        return f" (fails with {_listed(filter(None, fails))}; passes with {_listed(passing)})" if any(fails) else ""
+        for count in (1, None):  # the word for the factor itself, or what follows from it too
+            fails, passes = _labels(failing, passing[0], count), _labels(passing, self.case, count)
+            if fails.keys().isdisjoint(passes):
+                break
+        return f" (fails with {_listed(fails)}; passes with {_listed(passes)})" if fails else ""
 
     def nearest(self, explanation: Sequence[Condition]) -> str:
         """Return how a case that passes, though it meets all conditions, is unlike the smallest; "" if in much."""
         passing = (one for one, failed in self.runs.items() if not failed and self.met(one, explanation))
         alike = (self.varying.mixed(self.case, one, {"dtype"}) for one in passing)
-        told = {news: one for one in alike if one is not None and (news := _news(one, self.case))}
+        told = {" ".join(news): one for one in alike if one is not None and (news := _news(one, self.case))}
         nearest = [news for news in sorted(told, key=len) if news.count("=") <= SHOWN][:SHOWN]
         self._most += SHOWN
         with contextlib.suppress(Spent):
@@ -724,9 +727,14 @@ class Exploration:
         return list(dict.fromkeys(found))
 
 
-def _news(case: Case, other: Case) -> str:
+def _news(case: Case, other: Case) -> list[str]:
     """Return the words for what a case has, and another one has not."""
-    return " ".join(word for word in case.words if word not in other.words)
+    return [word for word in case.words if word not in other.words]
+
+
+def _labels(some: Iterable[Case], other: Case, count: int | None) -> dict[str, None]:
+    """Return cases in words, each once: so many of those that another one has not, or all."""
+    return dict.fromkeys(" ".join(news[:count]) for one in some if (news := _news(one, other)))
 
 
 def _listed(some: Iterable[str]) -> str:
