@@ -726,6 +726,28 @@ def test_exchanged_arguments_are_named_by_their_gradients_too():
     assert found.text.startswith("k and v are exchanged: q is used as q, v as k and k as v")
 
 
+def named_with_needs(attend, capabilities, cases, **how):
+    """The cause of cases of which it is known what they need, as `check` finds both."""
+    world = SimulatedWorld()
+    runner = Runner(Implementation(attend, "with needs", capabilities), world)
+
+    def fails(case):
+        return judge_everything(case, runner).violation is not None
+
+    try:
+        found = diagnose(
+            lambda case: runner.run(case, gradients=False),
+            cases,
+            capabilities,
+            needs=needs(cases[0], fails, capabilities),
+            probe=lambda case, inputs: runner.run(case, gradients=False, inputs=inputs),
+            **how,
+        )
+    finally:
+        world.close()
+    return found.text or ""
+
+
 @pytest.mark.parametrize("other", [(), (6, 7, 10, 11)])
 def test_what_is_named_is_held_against_cases_of_all_lengths(other):
     """One fault explains the cases that are like the smallest; at some lengths there is another one."""
@@ -735,20 +757,9 @@ def test_what_is_named_is_held_against_cases_of_all_lengths(other):
         s = torch.einsum("bqhd,bkhd->bhqk", q, k) * (1.0 if call.problem.nk in other else d**-0.5)
         return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v), s.logsumexp(-1)
 
-    runner = Runner(
-        Implementation(attend, "scaled", c := Capabilities(world_sizes=(1,), lse=True, causal="never")),
-        SimulatedWorld(),
-    )
-    cases = [case_of(size=1, query_length=n) for n in (2, 5)]
-
-    def fails(case):
-        return judge_everything(case, runner).violation is not None
-
-    try:
-        found = diagnose(lambda case: runner.run(case, gradients=False), cases, c, needs=needs(cases[0], fails, c))
-    finally:
-        runner.world.close()
-    assert (found.text or "").startswith("scale is 1/sqrt(D + 1)") is not bool(other)
+    declared = Capabilities(world_sizes=(1,), lse=True, causal="never")
+    text = named_with_needs(attend, declared, [case_of(size=1, query_length=n) for n in (2, 5)])
+    assert text.startswith("scale is 1/sqrt(D + 1)") is not bool(other)
 
 
 @pytest.mark.parametrize("by_turns", [True, False])
@@ -761,23 +772,10 @@ def test_which_heads_go_together_is_held_against_other_numbers_of_them(by_turns)
 
     steps = replace(STEPS, per_query_head=lambda here, x: x[:, reads(here)])
     declared = Capabilities(world_sizes=(2,), gqa=True, lse=True, gradients=False, causal="never")
-    runner = Runner(Implementation(ring_of(steps), "by turns", declared), SimulatedWorld())
     case = case_of(size=2, query_length=4, heads=6, key_heads=3)
-
-    def fails(case):
-        return judge_everything(case, runner).violation is not None
-
-    try:
-        found = diagnose(
-            lambda case: runner.run(case, gradients=False),
-            [case, case],
-            declared,
-            needs=needs(case, fails, declared),
-            hypotheses=[one for one in HYPOTHESES if "h % Hk" in str(one.says)],
-        )
-    finally:
-        runner.world.close()
-    assert (found.text or "").startswith("grouped heads: query head h reads key head h % Hk") is by_turns
+    known = [one for one in HYPOTHESES if "h % Hk" in str(one.says)]
+    text = named_with_needs(ring_of(steps), declared, [case, case], hypotheses=known)
+    assert text.startswith("grouped heads: query head h reads key head h % Hk") is by_turns
 
 
 @pytest.mark.nightly
@@ -800,23 +798,8 @@ def test_what_was_fitted_to_cases_that_all_have_a_mask_is_held_against_others():
         return torch.einsum("bhqk,bkhd->bqhd", weights, v), lse
 
     c = Capabilities(world_sizes=(1,), documents=True, window=True, lse=True, causal="never")
-    runner = Runner(Implementation(attend, "either", c), SimulatedWorld())
     case = case_of(size=1, query_length=1, window=(0, 0), documents=(1, 1))
-
-    def fails(case):
-        return judge_everything(case, runner).violation is not None
-
-    try:
-        found = diagnose(
-            lambda case: runner.run(case, gradients=False),
-            [case, case],
-            c,
-            probe=lambda case, inputs: runner.run(case, gradients=False, inputs=inputs),
-            needs=needs(case, fails, c),
-        )
-    finally:
-        runner.world.close()
-    assert "documents ignored (" in (found.text or "")
+    assert "documents ignored (" in named_with_needs(attend, c, [case, case])
 
 
 def test_gradients_that_come_to_another_rank_are_not_held_against_padding():

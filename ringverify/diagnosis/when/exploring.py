@@ -327,12 +327,12 @@ class Exploration:
         passing = (one for one, failed in self.runs.items() if not failed and self.met(one, explanation))
         alike = (self.varying.mixed(self.case, one, {"dtype"}) for one in passing)
         told = {" ".join(news): one for one in alike if one is not None and (news := _news(one, self.case))}
-        nearest = [news for news in sorted(told, key=len) if news.count("=") <= SHOWN][:SHOWN]
+        nearest = [words for words in sorted(told, key=len) if words.count("=") <= SHOWN][:SHOWN]
         self._most += SHOWN
         with contextlib.suppress(Spent):
-            for news in nearest:
-                if self.failed(told[news]) is False:
-                    return f" (passes with {news})"
+            for words in nearest:
+                if self.failed(told[words]) is False:
+                    return f" (passes with {words})"
         return ""
 
     def _scored(self) -> list[Condition]:
