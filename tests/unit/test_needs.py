@@ -357,6 +357,7 @@ def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
     fails_with, passes_with = said.requires[-1].text.removeprefix("certain window (fails with ").split("; passes with ")
     assert set() < set(re.findall(r"window=\((\w+),", fails_with)) <= {"1", "3", "5", "7"}
     assert set() < set(re.findall(r"window=\((\w+),", passes_with)) <= {"None", "0", "2"}
+    assert all(one.holds(case) for case in said.failing for one in said.requires)
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
     # Nor of anything else that decides which keys a query attends.
     assert not {"masks", *GEOMETRY} & set(said.irrelevant)

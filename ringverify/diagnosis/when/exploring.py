@@ -305,9 +305,13 @@ class Exploration:
         below = max((size for size in sizes[False] if size < limit), default=0)
         return condition.text if below * CLOSE >= limit else FAR_OFF[condition.about[0]]
 
-    def examples(self, factor: str) -> str:
-        """Return with which values of a factor the smallest case fails and passes, in words; "" if not known."""
-        variants = self.varying.of(self.case, factor)[:MORE] if factor in self.varying.factors else []
+    def examples(self, factor: str, explanation: Sequence[Condition]) -> str:
+        """Return with which values of a factor the smallest case fails and passes, in words; "" if not known.
+
+        Only such that meet what is said beside: a run of others might contradict it, or says nothing new.
+        """
+        every = self.varying.of(self.case, factor) if factor in self.varying.factors else []
+        variants = [one for one in every if self.met(one, explanation)][:MORE]
         self._most += len(variants)
         with contextlib.suppress(Spent):
             for one in variants:
@@ -326,7 +330,8 @@ class Exploration:
         """Return how a case that passes, though it meets all conditions, is unlike the smallest; "" if in much."""
         passing = (one for one, failed in self.runs.items() if not failed and self.met(one, explanation))
         alike = (self.varying.mixed(self.case, one, {"dtype"}) for one in passing)
-        told = {" ".join(news): one for one in alike if one is not None and (news := _news(one, self.case))}
+        met = (one for one in alike if one is not None and self.met(one, explanation))
+        told = {" ".join(news): one for one in met if (news := _news(one, self.case))}
         nearest = [words for words in sorted(told, key=len) if words.count("=") <= SHOWN][:SHOWN]
         self._most += SHOWN
         with contextlib.suppress(Spent):

@@ -229,7 +229,7 @@ def said(
     if beyond is None:
         seen = [(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed]
         requires += [] if any(map(scored, tested)) else _of_ranks(seen, most=by_runs_alone)
-        vague = [f"certain {factor}{exploration.examples(factor)}" for factor in certain]
+        vague = [f"certain {factor}{exploration.examples(factor, tested)}" for factor in certain]
         vague += [UNSAID + exploration.nearest(explanation)] if more and not certain else []
         requires += [Requirement(text, lambda case: True) for text in vague]
     else:
